@@ -23,7 +23,7 @@ class RankMismatch(AgentError):
 
 
 class ScriptMismatch(AgentError):
-    """Raised when this group and the other groups of its quorum run different operations in the same step."""
+    """Raised when this group and the other groups in its quorum run different operations in the same step."""
 
 
 class ModelMismatch(AgentError):

@@ -38,7 +38,7 @@ class RankSet(Set[int]):
         return self.bits.to_bytes((self.bits.bit_length() + 7) // 8, "little")
 
     def runs(self) -> Iterator[tuple[int, int]]:
-        """Yield the first and last rank of each run of consecutive ranks, in order."""
+        """Yield the first and last rank in each run of consecutive ranks, in order."""
         bits, at = self.bits, 0
         while bits:
             gap = (bits & -bits).bit_length() - 1

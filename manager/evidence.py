@@ -321,7 +321,7 @@ UNREAD_S = 0.1  # time to read messages that arrived while this process was busy
 
 
 class EvidenceCollector:
-    """Collects evidence of what the ranks of one group are doing, and passes it to `send`.
+    """Collects evidence of what the ranks in one group are doing, and passes it to `send`.
 
     `probe` inspects a rank's process from outside.
     """

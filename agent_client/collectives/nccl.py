@@ -5,7 +5,7 @@ counts as successful only if its event has completed before an abort was announc
 
 The waiting thread checks for NCCL errors itself and aborts the group on the first error, before torch's watchdog finds
 the error in one of its ten checks per second. When the watchdog finds a failure, it sleeps for a minute, so that all
-ranks of the job can dump their state, and notifies the monitor of the process's first NCCL group. That monitor dumps
+ranks in the job can dump their state, and notifies the monitor of the process's first NCCL group. That monitor dumps
 its state, sleeps for eight minutes and kills the process unless its group has been destroyed. Code that destroys a
 group waits for both sleeps. torch does this for jobs that do not survive a failure. The variables in QUIET turn it off.
 The first sleep was observed with torch 2.11. The other facts are from ProcessGroupNCCL.cpp.

@@ -1,4 +1,4 @@
-"""A rank's connection to the same rank of the other replica groups: a process group that is recreated for each quorum.
+"""A rank's connection to the same rank in the other replica groups: a process group that is recreated for each quorum.
 
 A separate thread connects the group, because gloo cannot be interrupted while waiting for a peer that never connects.
 When the lighthouse revokes the quorum, running collectives are aborted. A quorum's group is connected only once:
@@ -60,7 +60,7 @@ def connector(name: str) -> Connector:
 
 
 class Peers:
-    """A rank's process group for the current quorum, which connects it to the same rank of the other groups.
+    """A rank's process group for the current quorum, which connects it to the same rank in the other groups.
 
     revoke() and drop() are thread-safe. Call all other methods from one thread.
     """

@@ -3,7 +3,7 @@
 While this rank is catching up, it keeps a step's gradients instead of applying them. It takes the gradients at the
 point at which the optimizer would apply them: after the averaging, and after changes by the script that are the same in
 every group, such as clipping. So the backward pass needs no hook, and the gradients are bitwise equal to those of the
-peers. For a sharded model (FSDP2), each rank keeps the gradients of its shards. The ranks of a group may apply them in
+peers. For a sharded model (FSDP2), each rank keeps the gradients of its shards. The ranks in a group may apply them in
 different steps, so the optimizer must not communicate.
 
 Schedulers belong to the state, but the script steps them in every training step. While the rank is catching up,

@@ -1,6 +1,6 @@
 """Keeps this rank's last committed states in its supervisor's memory, and restores one after a restart.
 
-A rank that restarts usually copies the state of a live peer. If all ranks of all groups have died, no peer is left. The
+A rank that restarts usually copies the state of a live peer. If all ranks in all groups have died, no peer is left. The
 rank then continues from the state that it has kept itself, and its group joins with the tag of that state. If the
 groups have kept different states, or the memory of a host is lost, the usual rules apply: the groups at the newest
 state send it to the others. So the states that one group has kept are also a backup for the other groups.
@@ -8,7 +8,7 @@ state send it to the others. So the states that one group has kept are also a ba
 Every `every` steps, a thread copies the state while the step computes, reading the tensors in place. The rank waits
 for the copy before its vote, because the state may change afterwards. So once a step is committed, all ranks of the
 group have copied the state with which it began, and each of them may overwrite the older of its two buffers. At any
-time, all ranks of a group have a state of at least one common step in their buffers.
+time, all ranks in a group have a state of at least one common step in their buffers.
 """
 
 import contextlib
@@ -181,9 +181,9 @@ class Keeper:
     # -- restoring
 
     def restore(self, rank: int, ranks: int, above: Tag, sum_over_group: Sum) -> State | None:
-        """Return the newest state that all ranks of the group have kept, or None if none is newer than `above`.
+        """Return the newest state that all ranks in the group have kept, or None if none is newer than `above`.
 
-        All ranks of the group call this together. `rank` is this rank's number, and `ranks` is the size of the group.
+        All ranks in the group call this together. `rank` is this rank's number, and `ranks` is the size of the group.
         `sum_over_group` sums a tensor over these ranks. The returned tensors are on the CPU.
         """
         kept = {buffer: tag for buffer in self._buffers if (tag := self._tag_in(buffer)) is not None}

@@ -35,7 +35,7 @@ CHECKED_EVERY_S = 1.0  # interval at which a waiting rank checks what it is wait
 
 
 class Presence:
-    """Shows the manager that this rank is waiting for the other ranks of its group, and logs which ranks are missing.
+    """Shows the manager that this rank is waiting for the other ranks in its group, and logs which ranks are missing.
 
     The Agent closes this object after opening its own watch with the same `rank_incarnation`.
     """
@@ -279,7 +279,7 @@ class ManagerConnection:
         return answer
 
     def vote(self, step: int, vote: bool, *, quorum_id: int | None, timeout_s: float) -> bool:
-        """Send a vote and return the decision of all ranks of the group. Raise LighthouseError if there is no decision.
+        """Send a vote and return the decision of all ranks in the group. Raise LighthouseError if there is no decision.
 
         A yes is binding, so after a loss of the connection it is sent again until the manager answers or the timeout
         expires.
@@ -333,7 +333,7 @@ class ManagerConnection:
     def report(self, reason: str, *, ends_group: bool = False) -> None:
         """Report to the manager why this rank is about to exit. Later calls do nothing.
 
-        `ends_group` means that the other ranks of the group cannot continue either.
+        `ends_group` means that the other ranks in the group cannot continue either.
         """
         if self._has_reported:
             return

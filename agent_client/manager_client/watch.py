@@ -76,7 +76,7 @@ class RankWatch:
             progress: Progress to report, sampled twice a second on the thread that sends votes. None to report nothing.
             on_revoked: Called with a quorum's id and a reason when the quorum is revoked. The id is None if all quorums
                 are revoked. Called on the watch's thread, like `on_group_lost`.
-            on_group_lost: Called with the reason when a rank of the group is lost for good and the group must restart.
+            on_group_lost: Called with the reason when a rank in the group is lost for good and the group must restart.
             is_observer: Whether the rank only reports its progress, and takes part in no quorum.
         """
         self.world: World | None = None  # the latest World message, or None before the first
@@ -179,7 +179,7 @@ class RankWatch:
             return find()
 
     def check_group(self) -> None:
-        """Raise AgentError if the manager has reported that a rank of the group is lost and the group must restart."""
+        """Raise AgentError if the manager has reported that a rank in the group is lost and the group must restart."""
         if self._why_group_lost is not None:
             raise AgentError(f"lost this replica group: {self._why_group_lost}; restart the group")
 

@@ -1,1 +1,1 @@
-"""In-process restart: when a rank of a run fails, the other processes run their function again without exiting."""
+"""In-process restart: when a rank in a run fails, the other processes run their function again without exiting."""

@@ -148,10 +148,10 @@ class Options:
     """Options of `Wrapper`. Times are seconds or `datetime.timedelta`."""
 
     use_global_iteration: bool = False
-    """If True, all ranks of the run restart together, in generations that the lighthouse numbers. If False, this
+    """If True, all ranks in the run restart together, in generations that the lighthouse numbers. If False, this
     process restarts alone and counts its own iterations."""
     restart_scope: RestartScope = "run"
-    """Ranks that restart together: all ranks of the run (`run`), or the ranks of this replica group (`group`), which
+    """Ranks that restart together: all ranks in the run (`run`), or the ranks in this replica group (`group`), which
     then has its own generations, keys and budgets. Choose `group` for a function that trains with an Agent: the other
     groups keep training without this one."""
     store_kwargs: Mapping[str, Any] = field(default_factory=dict[str, Any])
@@ -178,7 +178,7 @@ class Options:
     divisible_by: int = 1
     """The number of active ranks is always a multiple of this number."""
     hosts_together: bool = False
-    """Whether all ranks of a host become spares if one rank of the host is missing."""
+    """Whether all ranks on a host become spares if one rank of the host is missing."""
     max_iterations: int | None = None
     """Maximum number of generations. The run then stops with exit code 130. None disables the limit."""
     max_restarts: int | None = 10
@@ -243,7 +243,7 @@ class Options:
         return seconds(self.store_kwargs.get("timeout", 5.0), "store_kwargs['timeout']")
 
     def terms(self, launch: Launch) -> RunTerms:
-        """Return the settings that must be the same on all ranks of the run."""
+        """Return the settings that must be the same on all ranks in the run."""
         active = self.active_world_size if self.active_world_size is not None else launch.active
         min_active = self.min_active if self.min_active is not None else launch.min_active
         return RunTerms(

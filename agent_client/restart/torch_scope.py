@@ -145,7 +145,7 @@ class TorchScope:
 
 
 def _forget_unfinished_groups() -> None:
-    # torch counts the groups that it creates, and the ranks of a group use a store prefix with that count. After an
+    # torch counts the groups that it creates, and the ranks in a group use a store prefix with that count. After an
     # interrupted or failed init_process_group, the count would permanently differ from the other ranks' count.
     if torch.distributed.is_initialized():
         return

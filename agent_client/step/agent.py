@@ -133,7 +133,7 @@ class Agent:
             **options: Fields of AgentConfig.
 
         Returns:
-            An Agent that is connected to the other ranks of its group and has not requested a quorum yet.
+            An Agent that is connected to the other ranks in its group and has not requested a quorum yet.
 
         Raises:
             ConfigurationError: An option or an environment variable is invalid. The message names it. Nothing was
@@ -427,7 +427,7 @@ class Agent:
         Args:
             tensor: Tensor of any shape with a floating-point dtype, on a device that the process group supports. All
                 groups must make the same calls in the same order, with the same number of elements and dtype.
-            within_group: Whether to average also over the ranks of the replica group. Pass False if the ranks hold
+            within_group: Whether to average also over the ranks in the replica group. Pass False if the ranks hold
                 different shards.
             name: Name of the tensor in error messages. All groups must use the same name.
             followed_by: Reductions that the script is certain to start directly after this one, in this order. The
@@ -448,16 +448,16 @@ class Agent:
 
     @never_compiled
     def sum_over_group(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Sum a tensor over the ranks of this replica group, in place. All ranks of the group must call this.
+        """Sum a tensor over the ranks in this replica group, in place. All ranks in the group must call this.
 
         Args:
-            tensor: Tensor of any shape. Shape, dtype and device type must be the same on all ranks of the group.
+            tensor: Tensor of any shape. Shape, dtype and device type must be the same on all ranks in the group.
 
         Returns:
             `tensor`.
 
         Raises:
-            RuntimeError: A rank of the group was lost.
+            RuntimeError: A rank in the group was lost.
         """
         return self.internals.sum_over_group(tensor)
 
@@ -559,7 +559,7 @@ class Agent:
             evaluate: Function without arguments. It must use the unwrapped model. It may return numbers, strings,
                 tensors of any shape and dtype, and dicts, lists and tuples of these.
             what: Name of the evaluation in logs and in `lighthouse ranks`.
-            whole_group: Whether all ranks of that replica group call `evaluate`. By default, they do if the state is
+            whole_group: Whether all ranks in that replica group call `evaluate`. By default, they do if the state is
                 sharded.
             within_s: Time limit in seconds.
 
@@ -588,7 +588,7 @@ class Agent:
         """Check that a value is the same on all ranks.
 
         All ranks must call this before their first step or between two steps. In a group that joins while other groups
-        are training, the value is compared only among the ranks of that group.
+        are training, the value is compared only among the ranks in that group.
 
         Args:
             what: Name of the value in the error message.

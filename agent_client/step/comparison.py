@@ -388,7 +388,7 @@ class Comparison:
         return rows
 
     def _end_faulty_groups(self, what: str, *, is_own: bool) -> None:
-        """Make the ranks of the groups at fault exit, because a retry would not help. The other groups continue.
+        """Make the ranks in the groups at fault exit, because a retry would not help. The other groups continue.
 
         `what` is the error message. `is_own` is True if this rank's group is at fault.
         """

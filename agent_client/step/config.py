@@ -44,7 +44,7 @@ class AgentConfig:
     heal_timeout_s: float = 300.0
     """Time limit for copying the state of a peer, in seconds."""
     process_group: ProcessGroupName = "gloo"
-    """Backend that connects a rank to the same rank of the other replica groups. `gloo` transfers tensors of any device
+    """Backend that connects a rank to the same rank in the other replica groups. `gloo` transfers tensors of any device
     through the CPU, `nccl` through the CUDA device. `isolated` and `isolated:nccl` run gloo or NCCL in a child process
     that can be killed. With `nccl`, create the Agent before any default process group that uses NCCL, or set
     `TORCH_NCCL_DUMP_ON_TIMEOUT=0`. Otherwise torch may abort the process minutes after a peer was lost."""

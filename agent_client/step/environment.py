@@ -132,7 +132,7 @@ def _keeper(reader: Variables, rank: int, ranks: int) -> KeeperPlace | None:
     if not every:
         return None
     listed = reader.text("LIGHTHOUSE_KEEPER").split(":")
-    # Under torchrun, the variable lists the buffers of all ranks of this host.
+    # Under torchrun, the variable lists the buffers of all ranks on this host.
     local = (reader.read_number("LOCAL_RANK") or 0) if len(listed) > BUFFERS else 0
     paths = tuple(listed[BUFFERS * local : BUFFERS * local + BUFFERS])
     if len(paths) < BUFFERS:  # the rank still takes part when its group looks for a common state

@@ -1,7 +1,7 @@
-"""Exchanges among all ranks of a quorum between two steps: evaluation on rank 0, and comparison of values.
+"""Exchanges among all ranks in a quorum between two steps: evaluation on rank 0, and comparison of values.
 
 Rank 0 is group rank 0 of the first replica group in the last quorum that holds the newest state. If the state is
-sharded, all ranks of that group evaluate, because a single rank would hang in the first all-gather of its forward pass.
+sharded, all ranks in that group evaluate, because a single rank would hang in the first all-gather of its forward pass.
 The other ranks declare that they are waiting, so they are not considered hung as long as rank 0 makes progress.
 """
 
@@ -75,7 +75,7 @@ def gather(total: Sum, place: int, size: int, own: bytes) -> list[bytes]:
 
 
 class RankRound:
-    """Runs exchanges among all ranks of the last quorum. In each, every rank receives the bytes of all ranks."""
+    """Runs exchanges among all ranks in the last quorum. In each, every rank receives the bytes of all ranks."""
 
     def __init__(self, internals: Internals, what: str, within_s: float, *, may_begin: bool = False) -> None:
         """Prepare the exchanges. `what` names them in errors, and `within_s` is the time limit for each.
@@ -116,7 +116,7 @@ class RankRound:
         `operation`, or waiting for `waits_for` if that is not empty.
 
         Raises:
-            EvaluationInterrupted: A rank was lost or does not take part. If one rank of a group raises this, all of
+            EvaluationInterrupted: A rank was lost or does not take part. If one rank in a group raises this, all of
                 them do. The next step requests another quorum.
         """
         progress, has_others = self._internals.progress, self.assignment.replica_world_size > 1

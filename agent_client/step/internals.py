@@ -159,7 +159,7 @@ class Internals:
         self.healing.revoke(quorum_id, reason)
 
     def _abort_group(self, reason: str) -> None:
-        """Abort everything that is waiting for other ranks of this group. Runs on the watch's thread."""
+        """Abort everything that is waiting for other ranks in this group. Runs on the watch's thread."""
         self._revoke(None, reason)
         if self.place.group is not None:
             self.place.group.abort()
@@ -254,7 +254,7 @@ class Internals:
 
     @never_compiled
     def last_slot(self) -> tuple[int, int]:
-        """Return this rank's index among all ranks of the last quorum, and their number. Wait for the first quorum."""
+        """Return this rank's index among all ranks in the last quorum, and their number. Wait for the first quorum."""
         self.wait_first_quorum()
         return slot_among_all(self.runner.last, self.place.group_rank, self.place.group_world_size)
 
@@ -337,7 +337,7 @@ class Internals:
 
         Return whether a state was restored.
 
-        All ranks of the group call this together, before their first step.
+        All ranks in the group call this together, before their first step.
         """
         keeper, place = self.keeper, self.place
         if keeper is None:
@@ -365,7 +365,7 @@ class Internals:
         self.scalers.forget_begun()
 
     def sum_over_group(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Sum a tensor over the ranks of this replica group, in place. Raise RuntimeError if a rank was lost."""
+        """Sum a tensor over the ranks in this replica group, in place. Raise RuntimeError if a rank was lost."""
         if self.ranks > 1:
             entry = self.progress.numbers.inside()
             self.thread.submit(lambda: self.runner.sum_over_group(tensor, entry)).result()

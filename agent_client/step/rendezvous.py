@@ -53,7 +53,7 @@ ALONE = GroupPlace()
 
 
 def rendezvous(env: Environment, config: AgentConfig) -> tuple[str, GroupPlace]:
-    """Connect the ranks of the group. Return the address of the group's manager, and this rank's position in the group.
+    """Connect the ranks in the group. Return the address of the group's manager, and this rank's position in the group.
 
     Rank 0 starts the manager if no address is set.
     """
@@ -72,7 +72,7 @@ def rendezvous(env: Environment, config: AgentConfig) -> tuple[str, GroupPlace]:
 
 
 def _connect_ranks(env: Environment, config: AgentConfig, presence: Presence) -> tuple[str, GroupPlace]:
-    """Connect the ranks of a group. Each shows its presence to the manager, which can then name the missing ranks."""
+    """Connect the ranks in a group. Each shows its presence to the manager, which can then name the missing ranks."""
     rank, size = env.group_rank, env.group_world_size
     if env.manager:
         presence.show(env.manager)

@@ -109,7 +109,7 @@ class StepRunner:
         if machine.cannot_heal and machine.distrust is not None:
             raise AgentError(f"{machine.distrust.text}; no other group has a state to heal from: {RESTART}")
         if machine.is_unhealed and machine.distrust is not None:
-            # The other ranks of the group have already begun this step, so finish it and vote no.
+            # The other ranks in the group have already begun this step, so finish it and vote no.
             machine.fail_step(machine.distrust.text)
             self.peers.drop()
             self.healing.withdraw()
@@ -209,7 +209,7 @@ class StepRunner:
     ) -> torch.Tensor:
         """Average `tensor` over the contributing groups, in place, and return it.
 
-        With `within_group`, first average over the ranks of this group, even after a failure, because the other ranks
+        With `within_group`, first average over the ranks in this group, even after a failure, because the other ranks
         are waiting in the same collective. `following` are the reductions that are certain to come directly after this
         one, and are announced together with it. `entry` is the reduction's entry in the progress report.
         """
@@ -255,7 +255,7 @@ class StepRunner:
         return packed
 
     def sum_over_group(self, tensor: torch.Tensor, entry: Entry) -> None:
-        """Sum the tensor over the ranks of the group, in place. Raise RuntimeError if a rank was lost."""
+        """Sum the tensor over the ranks in the group, in place. Raise RuntimeError if a rank was lost."""
         if self.place.group is not None:
             with self.collective(entry, "all_reduce", tensor.shape, within_group=True):
                 self.place.group.all_reduce(tensor)

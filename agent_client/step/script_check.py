@@ -149,7 +149,7 @@ def may_skip() -> bool:
 
 
 def warn_of_split_samplers(group_world_size: int, groups: int) -> None:
-    """Warn if a DistributedSampler divides the training data among the ranks of this group only.
+    """Warn if a DistributedSampler divides the training data among the ranks in this group only.
 
     This searches every object in the process, which takes about 50 ms.
     """

@@ -223,7 +223,7 @@ class ManagerClient:
         commit_failures: int,
         timeout: timedelta,
     ) -> QuorumResult:
-        """Request a quorum for `step`. Wait until every rank of the group has requested it and the quorum has formed.
+        """Request a quorum for `step`. Wait until every rank in the group has requested it and the quorum has formed.
 
         torchft's Manager calls this method.
         """
@@ -250,7 +250,7 @@ class ManagerClient:
         )
 
     def should_commit(self, group_rank: int, step: int, should_commit: bool, timeout: timedelta) -> bool:
-        """Vote on a step. Wait for all ranks of the group, and return whether the step succeeded on all of them."""
+        """Vote on a step. Wait for all ranks in the group, and return whether the step succeeded on all of them."""
         request = torchft_pb2.ShouldCommitRequest(group_rank=group_rank, step=step, should_commit=should_commit)
         answer = torchft_pb2.ShouldCommitResponse
         return self._channel.call(Rpc(_MANAGER + "ShouldCommit", request, answer, attrgetter("should_commit")), timeout)

@@ -2,7 +2,7 @@
 
 Each replica group writes its own checkpoints into its own folder, and the groups' last checkpoints may have different
 steps. Each group resumes at the step and tag of its checkpoint. In the first quorum, the groups at the highest step
-send their state, and the others heal. The ranks of a group share the folder, or each has a folder on a local disk.
+send their state, and the others heal. The ranks in a group share the folder, or each has a folder on a local disk.
 
 A checkpoint is a folder in the format of torch.distributed.checkpoint (state/files.py). The ranks write their parts
 into a hidden folder without waiting for each other, and the last rank to finish renames the folder. A save runs no
@@ -50,7 +50,7 @@ CLOSE_WAIT_S = 600.0
 MOST_TAGS = 32
 """Number of newest checkpoints per rank that `resume` considers."""
 COMMON = "held-by-all"
-"""File in a checkpoint on a local disk, which shows that all ranks of the group have had this checkpoint."""
+"""File in a checkpoint on a local disk, which shows that all ranks in the group have had this checkpoint."""
 
 _STEP = r"step-(\d+)-quorum-(\d+)"
 _COMPLETE = re.compile(_STEP)
@@ -66,7 +66,7 @@ os.register_at_fork(after_in_child=_running.clear)
 class CheckpointFolder:
     """Saves and loads the checkpoints of one replica group in a folder.
 
-    Each group of a job needs its own folder. The ranks of a group may share it, or each use a folder on a local disk. A
+    Each group of a job needs its own folder. The ranks in a group may share it, or each use a folder on a local disk. A
     checkpoint is a folder `step-N-quorum-Q` in the format of `torch.distributed.checkpoint`, with a checksum for every
     file. It also contains, for each rank, the state of the random number generators of Python, NumPy and torch.
 
@@ -115,7 +115,7 @@ class CheckpointFolder:
     def save(self) -> Path | None:
         """Copy the state to host memory, and write it in the background.
 
-        Call this between two steps, at the same step on every rank of the group. If the previous save is still running,
+        Call this between two steps, at the same step on every rank in the group. If the previous save is still running,
         the call waits up to 30 s for it, and then skips this save with a warning. If writing fails, a warning is
         logged. A rank that is catching up writes nothing.
 
@@ -180,11 +180,11 @@ class CheckpointFolder:
             log.warning("%s: a save is still running after %g s; it may not be complete", self._folder, CLOSE_WAIT_S)
 
     def resume(self) -> bool:
-        """Load the newest checkpoint that all ranks of the group have.
+        """Load the newest checkpoint that all ranks in the group have.
 
         If the ranks' supervisors keep their state in memory (`--keep-every`) and it is newer, load that instead.
 
-        Call this on every rank of the group before the first step. Damaged checkpoints are skipped with a warning. The
+        Call this on every rank in the group before the first step. Damaged checkpoints are skipped with a warning. The
         number of ranks may have changed since the save. A rank for which the checkpoint has no part keeps the current
         state of its random number generators.
 

@@ -205,7 +205,7 @@ class Salvage:
 
 
 class DistributedDataParallel(parallel.DistributedDataParallel):
-    """Averages gradients over all ranks of all replica groups. Replaces torch's DistributedDataParallel.
+    """Averages gradients over all ranks in all replica groups. Replaces torch's DistributedDataParallel.
 
     Inside a replica group, it works like torch's class. The Agent computes the average over the replica groups. A
     forward pass in training mode begins a step if none is in progress.
@@ -223,7 +223,7 @@ class DistributedDataParallel(parallel.DistributedDataParallel):
         """Wrap the model.
 
         Args:
-            module: The unwrapped model. All ranks of all groups must have parameters of the same shapes and dtypes, in
+            module: The unwrapped model. All ranks in all groups must have parameters of the same shapes and dtypes, in
                 the same order.
             agent: The Agent of this rank.
             salvage: What to do if a peer is lost in a step. If True, the gradients that the other groups have computed
@@ -235,7 +235,7 @@ class DistributedDataParallel(parallel.DistributedDataParallel):
 
         Raises:
             ValueError: An option is not supported.
-            ConfigurationError: The model is sharded, or the ranks of the group have different parameters.
+            ConfigurationError: The model is sharded, or the ranks in the group have different parameters.
         """
         for name in ("static_graph", "process_group", "skip_all_reduce_unused_params"):
             if options.get(name):

@@ -1,8 +1,8 @@
 """HSDP: torch's `fully_shard` (FSDP2) shards inside a replica group, and the Agent replicates across replica groups.
 
-Each rank averages the gradients of its shards with the same rank of the other groups, during the backward pass. If a
+Each rank averages the gradients of its shards with the same rank in the other groups, during the backward pass. If a
 step has several microbatches, call `model.set_requires_gradient_sync(is_last)` before each backward pass, so that only
-the last one averages. FSDP2 requires that all ranks of a group use the same parameters in a step. With replication, all
+the last one averages. FSDP2 requires that all ranks in a group use the same parameters in a step. With replication, all
 groups must use the same parameters too, unless each rank calls `model.set_reduce_scatter_unused_params(True)`. A
 forward pass of the module in training mode begins the step.
 """
@@ -26,7 +26,7 @@ def replicate(module: nn.Module, agent: Agent) -> None:
     """Average the gradients of a sharded model over the replica groups.
 
     First shard the model inside the group with torch's `fully_shard` (FSDP2). Each rank then averages the gradients of
-    its shards with the same rank of the other groups. A forward pass of the module in training mode begins a step.
+    its shards with the same rank in the other groups. A forward pass of the module in training mode begins a step.
 
     Args:
         module: The model. All its parameters must be sharded.
@@ -97,7 +97,7 @@ class _ShardedPart:
     def contribute_zeros(self) -> bool:
         """Return False: this rank must run its backward pass.
 
-        The other ranks of its group wait for the pass in torch's own collectives.
+        The other ranks in its group wait for the pass in torch's own collectives.
         """
         return False
 

@@ -44,7 +44,7 @@ class OuterState:
         self.optimizer: Optimizer | None = None
         self.inner_steps = 0
         self.rank_batches = 0
-        """Number of batches in the committed outer steps, summed over all ranks of all groups."""
+        """Number of batches in the committed outer steps, summed over all ranks in all groups."""
 
     @property
     def local(self) -> list[Tensor]:

@@ -91,7 +91,7 @@ def drawn_in(slots: Sequence[tuple[int, int]], rank_batches: int, accumulate: in
     """Return the first batch of a rank in the next step.
 
     `slots` is the result of `Agent.slots`. Each slot has `accumulate` batches. `rank_batches` is the number of slots in
-    all committed steps, summed over all ranks of all groups.
+    all committed steps, summed over all ranks in all groups.
     """
     places = slots[0][1]
     offsets = tuple(number * places + place for place, _ in slots for number in range(accumulate))
@@ -114,7 +114,7 @@ def in_microbatches(drawn: Iterable[tuple[Drawn, T]], accumulate: int) -> Iterat
 
 
 class StepSampler:
-    """Iterable over batches of sample indices. In every step, the ranks of all groups get disjoint batches.
+    """Iterable over batches of sample indices. In every step, the ranks in all groups get disjoint batches.
 
     Each epoch has its own random order. An epoch is `length` samples, summed over all ranks. Each sample is used once
     per epoch, even if groups join and leave. After a discarded step, the same samples are returned again. The Agent

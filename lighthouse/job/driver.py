@@ -221,7 +221,7 @@ class SessionTable(dict[int, Session]):
 SEND_AFTER_S = 0.1  # a burst of changes is sent once
 SENT_AT_ONCE = 50  # sessions per timer call, so that other work does not wait
 SESSIONS_RENEWED_PER_S = 5000  # with more sessions, the world is computed less often
-# A short wait is normal and not logged, because the ranks of a group connect one after another.
+# A short wait is normal and not logged, because the ranks in a group connect one after another.
 HELD_BACK_LOGGED_AFTER_S = 10.0
 
 

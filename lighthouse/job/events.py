@@ -273,7 +273,7 @@ class RankLost:
 
 @dataclass(frozen=True, slots=True)
 class RanksBehind:
-    """The ranks in these slots are behind, and the other ranks of the run are waiting for them."""
+    """The ranks in these slots are behind, and the run's other ranks are waiting for them."""
 
     slots: tuple[int, ...]
     reason: str

@@ -58,7 +58,7 @@ from lighthouse_protocol.rules.stall import GroupProgress, Process
 def assign(
     members: Iterable[Rank], previous: Sequence[int], terms: RunTerms, running: Set[RankId] = frozenset()
 ) -> tuple[RankId, ...]:
-    """Choose the active ranks of the next generation and their places.
+    """Choose the active ranks in the next generation and their places.
 
     A slot is the fixed number of a process in the run. A place is the number of an active rank in the generation. Ready
     ranks that are not chosen become spares.
@@ -68,7 +68,7 @@ def assign(
     - A slot keeps its place, so a restarted process gets the place of its predecessor. Spares fill the gaps, the
       longest waiting first. If the generation shrinks, the ranks with the highest places move into the gaps.
     - In the first generation, ranks are placed in the order of their slots.
-    - With `hosts_together`, ranks of a host are active only if all known slots of that host are ready.
+    - With `hosts_together`, ranks on a host are active only if all known slots of that host are ready.
 
     Args:
         members: All known ranks.
@@ -495,7 +495,7 @@ class GenerationDecision:
 
     verdict: RunVerdict = RunVerdict.NOBODY_READY
     chosen: tuple[RankId, ...] = ()
-    """Active ranks of the next generation. Empty if too few ranks can be active."""
+    """Active ranks in the next generation. Empty if too few ranks can be active."""
     waits_since: float | None = None
     """When the wait for the other ranks began, because enough ranks were ready. None if it has not begun."""
     short_since: float | None = None
@@ -519,7 +519,7 @@ def decide_generation(
 ) -> GenerationDecision:
     """Decide whether the next generation forms now, and with which ranks.
 
-    1. The next generation forms, without the lost ranks, as soon as all live active ranks of the last generation are
+    1. The next generation forms, without the lost ranks, as soon as all live active ranks in the last generation are
        ready and no process is about to be restarted together with a lost one. If this takes longer than
        `join_timeout_s`, the ready ranks continue without the others, provided that they hold at least floor(n/2)+1 of
        the n places.
@@ -531,7 +531,7 @@ def decide_generation(
     5. After repeated failures, the restart budget delays the next generation.
 
     Args:
-        ranks: Ranks of the run.
+        ranks: Ranks in the run.
         current: The last generation.
         terms: Settings of the run.
         before: Previous decision, with the start times of the current waits.
@@ -605,7 +605,7 @@ def _is_majority(ranks: Ranks, current: GenerationState, terms: RunTerms) -> boo
 
 
 class Generations:
-    """Component of `RunMachine` that tracks the ranks of a run and forms its generations."""
+    """Component of `RunMachine` that tracks the ranks in a run and forms its generations."""
 
     def __init__(
         self,

@@ -454,7 +454,7 @@ class IncidentDriver:
         self._perform(self._incidents.add_loss(loss, self._clock(), self._wall(), is_asked=bool(self._state.joins)))
 
     def end_slow_group(self, replica_id: str) -> None:
-        """Close the incidents of the slow ranks of a group that was lost or has left."""
+        """Close the incidents of the slow ranks in a group that was lost or has left."""
         self._perform(self._incidents.end_slow_group(replica_id, self._clock()))
 
     def handle_quorum(self, quorum: Quorum, *, is_new: bool) -> None:

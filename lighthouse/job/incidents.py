@@ -96,7 +96,7 @@ def decide(policy: OnStall, behind: Iterable[RankName], members: Mapping[str, in
     Args:
         policy: Value of `--on-stall`.
         behind: Ranks that are behind.
-        members: Number of ranks of each replica group that is training.
+        members: Number of ranks in each replica group that is training.
     """
     match policy:
         case OnStall.NOTIFY:
@@ -224,7 +224,7 @@ class _Lost:
         self.groups = {self.first.replica_id: _LostGroup(self.first.reason)}
 
     def add_cause(self, replica_id: str, exit_: "_Exit") -> None:
-        """Add the reason why a process in the group has exited. Ignore later exits, because they follow from the first."""
+        """Add the reason why a process in the group has exited. Ignore later exits, which follow from the first."""
         group, rank = self.groups[replica_id], f"rank {exit_.evidence.group_rank}"
         if not group.is_explained:
             cause = exit_.reason if rank in group.reason else f"{rank}: {exit_.reason}"
@@ -323,7 +323,7 @@ class IncidentMachine:
         Args:
             id: Id of the incident.
             gathered: The evidence that arrived in time.
-            members: Number of ranks of each replica group that is training.
+            members: Number of ranks in each replica group that is training.
             now: Current time.
         """
         if (slow := self._slow.get(id)) is not None:
@@ -662,7 +662,7 @@ class EvidenceRound:
 
         Args:
             targets: All members and runs.
-            ranks: Ranks to ask, by replica group. An empty tuple stands for all ranks of the group. If None, all
+            ranks: Ranks to ask, by replica group. An empty tuple stands for all ranks in the group. If None, all
                 targets are asked.
             suspects: Names of ranks or groups. Their groups are asked first.
         """

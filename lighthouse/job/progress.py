@@ -175,7 +175,7 @@ GROUPS_NAMED = 8
 
 @dataclass(frozen=True, slots=True)
 class GroupRanks:
-    """Connected and missing ranks of a replica group whose manager is connected."""
+    """Connected and missing ranks in a replica group whose manager is connected."""
 
     replica_id: str
     group_world_size: int
@@ -248,7 +248,7 @@ def _group_ranks(member: Group) -> GroupRanks | None:
 
 @dataclass(frozen=True, slots=True)
 class RunRank:
-    """A rank of a run, described in the same form as the ranks of replica groups."""
+    """A rank in a run, described in the same form as the ranks of replica groups."""
 
     view: RankView
     generation: int | None = None  # last generation in which the rank was active
@@ -260,7 +260,7 @@ MAX_KNOWN = 4 * MAX_NAMES
 MAX_RANKS_KEPT = 131_072
 
 Runs: TypeAlias = Sequence[Sequence[RunRank]]
-"""Ranks of each run of the job."""
+"""Ranks in each run of the job."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -600,7 +600,7 @@ class LastAssignment:
     """Tag of the state that the member reported in its join: (step, quorum_id under which that step was committed)."""
     lowest: int | None = None
     """Lowest `max_step` of all quorums since the first join with `held`. A group that is catching up may still receive
-    the state of that step, and so may single ranks of a group whose ranks disagree.
+    the state of that step, and so may single ranks in a group whose ranks disagree.
     """
     formed_from: int | None = None
     """Quorum under which the members at `max_step` had committed their state when this quorum formed."""

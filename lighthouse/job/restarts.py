@@ -5,7 +5,7 @@ run by its users. It ends when the run is completed.
 
 1. A run may have supervisors but no ranks. Stops, incidents and exclusions work without ranks, too.
 2. A supervisor's report on a dead process becomes evidence of the incident in which the process was lost. If the
-   process is not a rank of a generation, the report is a separate incident. It ends no generation and changes no
+   process is not a rank in a generation, the report is a separate incident. It ends no generation and changes no
    counter.
 3. A completed run stays completed for every process of its launch, even for late ones and after restarts. Each
    process is notified that its launch is completed. Only a process without earlier contact with the run starts another
@@ -340,7 +340,7 @@ class RunMachine:
         Args:
             name: Name of a replica group or of this run. If the group has a run of its own, its ranks are the slots. If
                 it shares the run with other groups, its supervisor has assigned the slots.
-            ranks: Ranks of the group, or slots of the run.
+            ranks: Ranks in the group, or slots of the run.
         """
         is_own = self.supervisors.is_empty and self.config.run.endswith(group_run("", name))
         of_group = dict(enumerate(self.supervisors.slots_of(name)))

@@ -219,7 +219,7 @@ class _Round:
 
 
 class RunEvidence:
-    """Collects evidence, such as stack traces, from the ranks of a run.
+    """Collects evidence, such as stack traces, from the ranks in a run.
 
     `ask_ranks` passes the evidence to its `deliver` callback, in the same messages that a manager uses.
     """
@@ -478,7 +478,7 @@ class RunDriver(MachineDriver[events.RunEvent, events.RunEffect]):
 
         Args:
             name: Name of a replica group or of this run.
-            ranks: Ranks of the group, or slots of the run.
+            ranks: Ranks in the group, or slots of the run.
             reason: Cause of the restart.
 
         Returns:
@@ -499,7 +499,7 @@ class RunDriver(MachineDriver[events.RunEvent, events.RunEffect]):
         """Set a key. It is durable when this method returns.
 
         Raises:
-            NotPermitted: The caller is not a rank of the run.
+            NotPermitted: The caller is not a rank in the run.
             LighthouseError: The key or value is invalid, or a limit is reached.
         """
         if not self.machine.generations.ranks.is_of_slot(slot, secret):

@@ -320,11 +320,11 @@ class IncidentService:
         return GATHERED.write(await self.gather(request.job, request.ranks, call))
 
     async def gather(self, job: str, of_ranks: Iterable[str], call: Call) -> Gathered:
-        """Collect evidence, such as stacks and process states, from ranks of a job.
+        """Collect evidence, such as stacks and process states, from ranks in a job.
 
         Args:
             job: The job. If empty, the call's metadata names the job.
-            of_ranks: Ranks (`b/1`), replica groups or runs (`b`). If empty, all ranks of the quorum.
+            of_ranks: Ranks (`b/1`), replica groups or runs (`b`). If empty, all ranks in the quorum.
             call: The call.
 
         Raises:

@@ -171,7 +171,7 @@ class Assignment:
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """Result of a vote by all ranks of a group: commit or discard the step."""
+    """Result of a vote by all ranks in a group: commit or discard the step."""
 
     commit: bool
     next: Assignment | None = None  # assignment for the next step, if it was granted with the decision

@@ -265,7 +265,7 @@ class RankView:
 
 @dataclass(frozen=True, slots=True)
 class GroupView:
-    """Progress of all ranks of a replica group, as known to their manager."""
+    """Progress of all ranks in a replica group, as known to their manager."""
 
     replica_id: Name
     incarnation: Text

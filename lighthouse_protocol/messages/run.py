@@ -1,6 +1,6 @@
 """Messages that the lighthouse exchanges with the ranks and supervisors of a run, and the status of a run.
 
-The ranks of a run execute the user's function together, and again after a failure. Each attempt is a *generation*,
+The ranks in a run execute the user's function together, and again after a failure. Each attempt is a *generation*,
 which has a unique number and a fixed list of ranks.
 """
 
@@ -62,7 +62,7 @@ class RankId:
 
 @dataclass(frozen=True, slots=True)
 class RunTerms:
-    """Settings of a run. All ranks of the run must send the same settings."""
+    """Settings of a run. All ranks in the run must send the same settings."""
 
     world_size: WorldSize = 1  # ranks, including spares
     active: WorldSize | None = None  # maximum number of ranks that train, the others are spares; None for all
@@ -165,7 +165,7 @@ class Key(NamedTuple):
 
 
 class Keys(NamedTuple):
-    """The keys that the ranks of a run have set."""
+    """The keys that the ranks in a run have set."""
 
     generation: LastGeneration  # current generation
     keys: tuple[Key, ...]
@@ -272,7 +272,7 @@ ToRunRank = (
 )
 
 
-# Messages of a supervisor, which starts and restarts the ranks of one host. Runs without wrapped functions have
+# Messages of a supervisor, which starts and restarts the ranks on one host. Runs without wrapped functions have
 # supervisors too: stopping a run stops every process with its run id.
 
 

@@ -326,7 +326,7 @@ class Released:
 
 @dataclass(frozen=True, slots=True)
 class RankGone:
-    """Reports that another rank of the group was lost and has not returned.
+    """Reports that another rank in the group was lost and has not returned.
 
     The remaining ranks would wait for it indefinitely, so the group must restart.
     """

@@ -4,7 +4,7 @@
    then unknown.
 2. The rate of a restarted heal is measured from the restart. A heal counts as restarted if its number or process is
    new, or if its byte count has fallen because it changed its source.
-3. The ranks of a group heal in parallel, so their bytes and rates are summed. The time left is the slowest rank's, and
+3. The ranks in a group heal in parallel, so their bytes and rates are summed. The time left is the slowest rank's, and
    is unknown if any rank's is. Ranks that have finished stay in the sums until the whole group has.
 4. The log gets a line when a heal starts, every LOGGED_EVERY_S, and when the heal succeeds or fails.
 

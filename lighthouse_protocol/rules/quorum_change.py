@@ -202,13 +202,13 @@ def list_rank_views(ranks: Iterable[RankView]) -> str:
 
 
 def list_names(names: Iterable[RankName]) -> str:
-    """Format rank names as ranges, for example "0, 3-5", or "a/0, b/3-5" for ranks of several groups."""
+    """Format rank names as ranges, for example "0, 3-5", or "a/0, b/3-5" for ranks in several groups."""
     ordered = sorted(names)
     return _listed(_runs(ordered), len(ordered))
 
 
 def list_ranks(ranks: Set[int]) -> str:
-    """Format the ranks of one group as list_names() does, in constant time per range of consecutive ranks."""
+    """Format the ranks in one group as list_names() does, in constant time per range of consecutive ranks."""
     runs = RankSet.of(ranks).runs()
     return _listed(((RankName("", first), RankName("", last)) for first, last in runs), len(ranks))
 
@@ -221,7 +221,7 @@ def _listed(runs: Iterable[tuple[RankName, RankName]], count: int) -> str:
 
 
 def describe_missing_ranks(replica_id: str, group_world_size: int, missing: Set[int]) -> str:
-    """Format the present and missing ranks of a group, for example "a has ranks 0-3 of 8; missing: 4-7"."""
+    """Format the present and missing ranks in a group, for example "a has ranks 0-3 of 8; missing: 4-7"."""
     here = RankSet.first(group_world_size) - missing
     has = f"{'rank' if len(here) == 1 else 'ranks'} {list_ranks(here)}" if here else "none"
     names = list_ranks(missing)
@@ -229,7 +229,7 @@ def describe_missing_ranks(replica_id: str, group_world_size: int, missing: Set[
 
 
 def _runs(names: Sequence[RankName]) -> Iterator[tuple[RankName, RankName]]:
-    """Yield the first and last name of each range of consecutive ranks of one group. `names` is sorted."""
+    """Yield the first and last name of each range of consecutive ranks in one group. `names` is sorted."""
     for _, run in groupby(enumerate(names), lambda at: (at[1].replica_id, at[1].group_rank - at[0])):
         members = [name for _, name in run]
         yield members[0], members[-1]

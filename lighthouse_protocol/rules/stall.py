@@ -1,6 +1,6 @@
 """Stall detection: has training stopped making progress, and which ranks are behind?
 
-Managers apply the rules to their own ranks, the lighthouse applies them to the ranks of all groups. A *mark* is any
+Managers apply the rules to their own ranks, the lighthouse applies them to the ranks in all groups. A *mark* is any
 sign of a rank's progress. This module does no I/O.
 
 1. A rank is waiting while it is in a collective, or in a wait that its script has declared. Otherwise it is running.
@@ -370,7 +370,7 @@ class PauseLog:
         return rank.aged(-of_beat_s, -of_sample_s) if of_beat_s or of_sample_s else rank
 
 
-# Progress of a group. The manager uses this for its ranks, and the lighthouse for the ranks of a run.
+# Progress of a group. The manager uses this for its ranks, and the lighthouse for the ranks in a run.
 #
 # Samples contain ages, so clocks need not agree: the reader adds the time since a sample's arrival. The longest healthy
 # time of a phase is learned from all ranks: one rank's validation time sets the limit for the others. First steps and

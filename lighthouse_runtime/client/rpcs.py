@@ -123,7 +123,7 @@ def put_key(
 
     Raises:
         WrongState: `generation` is not the current one.
-        NotPermitted: The caller is not a rank of the run.
+        NotPermitted: The caller is not a rank in the run.
     """
     request = run_pb2.PutKeyRequest(generation=generation, kind=kind, name=name, value=value, slot=slot, secret=secret)
     return Rpc(LIGHTHOUSE + "PutKey", request, run_pb2.PutKeyResponse, _nothing, timeout_s, wait_for_ready=True)
@@ -235,7 +235,7 @@ def ledger(page: str = "", job: str = "", *, timeout_s: float = 5.0) -> Rpc[tupl
 def stacks(ranks: Sequence[str] = (), *, timeout_s: float = 15.0) -> Rpc[Gathered]:
     """Collect evidence, such as stack traces, from the given ranks (such as "b/1") and replica groups (such as "b").
 
-    If `ranks` is empty, collect from all ranks of the quorum.
+    If `ranks` is empty, collect from all ranks in the quorum.
     """
     request = incident_pb2.StacksRequest(ranks=ranks)
     return Rpc(LIGHTHOUSE + "Stacks", request, incident_pb2.StacksResponse, codecs.GATHERED.read, timeout_s)
@@ -285,7 +285,7 @@ def quorum(
     heals_first: bool | None = None,
     wait_for_ready: bool = True,
 ) -> Rpc[Assignment]:
-    """Request a quorum for one rank. Wait until all ranks of the group have requested it and the quorum has formed.
+    """Request a quorum for one rank. Wait until all ranks in the group have requested it and the quorum has formed.
 
     Args:
         group_rank: The rank.
@@ -363,7 +363,7 @@ def vote(
     wants_next: bool = False,
     wait_for_ready: bool = True,
 ) -> Rpc[Decision]:
-    """Vote on whether to commit a step. Return the decision of all ranks of the group.
+    """Vote on whether to commit a step. Return the decision of all ranks in the group.
 
     With `wants_next`, a decision to commit may contain the assignment for the next step, which saves a quorum() call.
     `quorum_id` is the quorum of the step, or None if there is none.

@@ -100,7 +100,7 @@ SOON_S = 0.05
 
 
 class Judge(Protocol):
-    """Decides for a `StallWatch` whether the ranks of a job or a group have stalled."""
+    """Decides for a `StallWatch` whether the ranks in a job or a group have stalled."""
 
     def judge_ranks(self, now: float) -> StallVerdict | None:
         """Return the current verdict, or None if the ranks make progress."""

@@ -46,7 +46,7 @@ class StepCounts:
         self._began_at = None if has_healing else now
 
     def revoked(self, quorum_id: int, *, is_group_lost: bool) -> None:
-        """Record that the lighthouse has revoked a quorum. `is_group_lost` means that it did so after losing a group."""
+        """Record that the lighthouse has revoked a quorum. `is_group_lost` is True if a lost group was the reason."""
         self._revoked_id = quorum_id
         if is_group_lost:
             self._lost_id = quorum_id
@@ -60,7 +60,7 @@ class StepCounts:
     def discarded(self, quorum_id: int, now: float, *, is_rank_lost: bool) -> None:
         """Count a discarded step.
 
-        `is_rank_lost` means that the reason is the loss of a rank of this group before its vote. Any other reason is
+        `is_rank_lost` means that the reason is the loss of a rank in this group before its vote. Any other reason is
         provisional until the next step begins, because ranks may notice the loss of another group, and vote no,
         before the lighthouse reports that loss.
         """
@@ -91,7 +91,7 @@ class StepCounts:
             rank.past_heals, known = _sum(rank.past_heals, known[1]), None
         if known is None or totals.heals >= known[1].heals:
             rank.heals = rank_incarnation, totals
-        # All ranks of a group heal together, which counts as one heal.
+        # All ranks in a group heal together, which counts as one heal.
         ranks = [_sum(rank.past_heals, rank.heals[1]) for rank in self._group.ranks if rank.heals is not None]
         self._healed = HealTotals(
             max((rank.heals for rank in ranks), default=0),

@@ -82,7 +82,7 @@ Watches = dict[int, Watch]
 """The open watches, by number."""
 
 
-# The ranks of a group do not connect at the same moment, so missing ranks are logged only after this time.
+# The ranks in a group do not connect at the same moment, so missing ranks are logged only after this time.
 INCOMPLETE_LOGGED_AFTER_S = 10.0
 
 

@@ -262,7 +262,7 @@ class GroupMachine:
                     self._add(events.GroupGivenUp(reason))
 
     def _release(self) -> None:
-        """Release the leaving ranks that no other rank of the group needs any more.
+        """Release the leaving ranks that no other rank in the group needs any more.
 
         Do nothing while the group is LEAVING, because other groups may still be reading the ranks' data. Once the
         group has left, no other group reads it.

@@ -1,4 +1,4 @@
-"""Rules that decide which ranks of a group are present, lost or given up. This module does no I/O.
+"""Rules that decide which ranks in a group are present, lost or given up. This module does no I/O.
 
 A *watch* is the stream that an Agent's process keeps open to its manager.
 

@@ -35,7 +35,7 @@ class OpenWatch:
     """True if the process has announced that it will exit normally."""
 
     mates: set[int] = field(default_factory=set[int])
-    """Other ranks of the group that may still read this process's data. It does not exit before this set is empty."""
+    """Other ranks in the group that may still read this process's data. It does not exit before this set is empty."""
 
     is_released: bool = False
     """True if the process was sent `Released`, which allows it to exit."""
@@ -78,7 +78,7 @@ class PendingRequest:
 
 @dataclass(eq=False, slots=True)
 class Rank:
-    """One rank of the group. The record outlives the rank's processes."""
+    """One rank in the group. The record outlives the rank's processes."""
 
     group_rank: int
 

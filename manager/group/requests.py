@@ -175,7 +175,7 @@ def _origin(members: tuple[Participant, ...], at_max: list[int], group_rank: int
     """Return the index of the participant whose state all others copy at step 0.
 
     torchft selects a different participant for each group_rank. If all participants send tags (Agents do), all ranks
-    copy from the same one, so that the ranks of a group hold parts of one model. A group whose ranks hold different
+    copy from the same one, so that the ranks in a group hold parts of one model. A group whose ranks hold different
     states sends no tag either. Such a group is selected only if there is no other candidate.
     """
     if any(member.tag_quorum_id is None and not member.ranks_disagree for member in members):
@@ -220,7 +220,7 @@ def decide_request(group: ReplicaGroup, request: QuorumRequest, now: float) -> R
     The manager grants step n under the standing quorum q if and only if
 
     1. q is not revoked, not recalled, and, if resumed, resumed up to n or later;
-    2. all ranks of the group have committed step n - 1 under q, or q was formed for step n;
+    2. all ranks in the group have committed step n - 1 under q, or q was formed for step n;
     3. its lease is valid: less than LEASE_SHARE of the lease has passed since the manager sent the last heartbeat that
        the lighthouse has acknowledged.
 
@@ -478,7 +478,7 @@ class QuorumRequests:
         self._group.lease_until = max(self._group.lease_until, until)
 
     def record_committed_step(self, quorum_id: int, step: int) -> None:
-        """Record that all ranks of the group have committed a step."""
+        """Record that all ranks in the group have committed a step."""
         standing = self._group.standing
         if standing is not None and standing.quorum.quorum_id == quorum_id:
             standing.committed = max(standing.committed, step)

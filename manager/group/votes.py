@@ -1,6 +1,6 @@
 """The group's decision on a step: commit or discard. This module does no I/O.
 
-An *attempt* is one execution of a step, identified by (quorum_id, step). It commits when all ranks of the group have
+An *attempt* is one execution of a step, identified by (quorum_id, step). It commits when all ranks in the group have
 voted yes. A single no discards it immediately. A yes that names its quorum is *bound*: it counts even after its call
 has ended, and its rank repeats it until it receives the decision. A yes without a quorum ends with its call, and the
 rank may vote again.

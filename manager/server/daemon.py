@@ -113,7 +113,7 @@ class Supervisor(Ranks, Protocol):
     def handle(self, outcome: RankGivenUp | GroupGivenUp | Killed | PreemptionNoted) -> None: ...
 
     def kept_states(self) -> tuple[KeptState, ...]:
-        """Return the step and size of the state that each rank of the group keeps in its supervisor's memory."""
+        """Return the step and size of the state that each rank in the group keeps in its supervisor's memory."""
         ...
 
     def preempted(self, source: str, notice: PreemptionNotice | None) -> None:

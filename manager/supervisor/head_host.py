@@ -449,7 +449,7 @@ class HeadHost(HostSupervisor):
         else:
             self._workers.send(host, StartRanks(tuple(ranks), attempt, unit))
         if self._daemon is not None:
-            # A torchrun process contains all ranks of its host.
+            # A torchrun process contains all ranks on its host.
             self._daemon.ranks_started(ranks if self._launch.torchrun is None else None)
 
     def halt(self, host: int, ranks: Sequence[int], grace_s: float) -> None:

@@ -1,4 +1,4 @@
-"""Runs the ranks of this host, and defines the base class of the hosts' supervisors.
+"""Runs the ranks on this host, and defines the base class of the hosts' supervisors.
 
 `LocalHost` runs the health check, starts the ranks through the guard process, and reports their exits. `Launch`
 combines the settings of one `lighthouse-manager run`. `HostSupervisor` is the base class of `HeadHost` and
@@ -60,7 +60,7 @@ class _Live:
 
 
 class LocalHost:
-    """Starts and stops the ranks of this host.
+    """Starts and stops the ranks on this host.
 
     It reports lost processes to the lighthouse through `link`. `report` passes events to the supervisor's state
     machine.
@@ -124,7 +124,7 @@ class LocalHost:
                 self._guard.pass_on(live.process, number)
 
     def strike(self, rank: int | None, number: int, *, is_largest: bool = False) -> None:
-        """Send signal `number` to all processes of a rank, or of all ranks of this host if `rank` is None.
+        """Send signal `number` to all processes of a rank, or of all ranks on this host if `rank` is None.
 
         If `is_largest`, send it only to the process of each rank that uses the most memory. With torchrun, all ranks of
         this host count as one.

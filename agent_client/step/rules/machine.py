@@ -247,7 +247,7 @@ class StepMachine:
 
     @property
     def has_decided(self) -> bool:
-        """True if this rank has voted yes and is the only rank of its group, so its vote is the decision."""
+        """True if this rank has voted yes and is the only rank in its group, so its vote is the decision."""
         return self.phase is Phase.VOTED and self.failure is None and self.is_alone
 
     def decided(self, commit: bool) -> None:

@@ -52,7 +52,7 @@ class StepNews:
         return self.flush() if self._loss is not None and now >= self._loss.at + LOSS_HELD_S else ""
 
     def flush(self) -> str:
-        """Record that the current step has been discarded. Return the pending line, or an empty string if none is."""
+        """Record that the current step has been discarded. Return the pending line, or "" if there is none."""
         loss, self._loss, self._healing = self._loss, None, None
         return "" if loss is None else f"step {loss.step} discarded: {loss}"
 

@@ -1,6 +1,6 @@
 """Computes which microbatches of a step a replica group computes. All participants reach consistent results.
 
-This module does no I/O. A step consists of microbatches, each computed by all ranks of one group. The step's gradients
+This module does no I/O. A step consists of microbatches, each computed by all ranks in one group. The step's gradients
 are the sum over the groups that count, divided by `divisor`. *Contributors* are the participants that hold the current
 state when they compute. A group that does not count still computes one microbatch and contributes zeros, because the
 other groups wait for it in their collectives.
@@ -139,7 +139,7 @@ def decide_shares(before: tuple[int, ...], times_us: Sequence[int], total: int) 
 
 
 def slot_among_all(assignment: Assignment | None, group_rank: int, group_world_size: int) -> tuple[int, int]:
-    """Return (index, count) of a rank among all ranks of the quorum, or of its group if there is no quorum."""
+    """Return (index, count) of a rank among all ranks in the quorum, or of its group if there is no quorum."""
     if assignment is None:
         return group_rank, group_world_size
     place = assignment.replica_rank * group_world_size + group_rank

@@ -64,7 +64,7 @@ class RunStopped:
 
 @dataclass(frozen=True, slots=True)
 class RunCompleted:
-    """All ranks of the run have finished. The lighthouse notifies this group's ranks itself, and they exit."""
+    """All ranks in the run have finished. The lighthouse notifies this group's ranks itself, and they exit."""
 
     reason: str
 

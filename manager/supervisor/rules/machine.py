@@ -1,7 +1,7 @@
-"""State machine that starts, stops and restarts the ranks of a replica group on all of its hosts.
+"""State machine that starts, stops and restarts the ranks in a replica group on all of its hosts.
 
 This module does no I/O. A *unit* is a set of ranks that restart together: the whole group, or a single rank. An
-*attempt* is one start of a unit. The *run* comprises all replica groups of the job.
+*attempt* is one start of a unit. The *run* comprises all replica groups in the job.
 
 1. A unit starts when all of its hosts are ready. It restarts when none of its ranks is running any more and its delay
    has passed, if restart_policy.py permits it.
@@ -91,7 +91,7 @@ class _Ending:
 
 
 class SupervisorMachine:
-    """State machine that supervises the ranks of one group.
+    """State machine that supervises the ranks in one group.
 
     Args:
         layout: Distribution of the group's ranks over its hosts.
