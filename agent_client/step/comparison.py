@@ -217,7 +217,7 @@ class Comparison:
     def compare_state(self, assignment: Assignment) -> None:
         """In every `check_every`-th step of the job, compare this rank's state with the other participants' states.
 
-        If they differ, discard the step. The participants in the minority must then heal.
+        If they differ, discard the step. A participant in the minority must heal, or exit if this happens too often.
         """
         if not self.check_every or assignment.max_step % self.check_every:
             return

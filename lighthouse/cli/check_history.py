@@ -344,7 +344,7 @@ def _no_step_with_a_no_commits(managers: Sequence[Manager]) -> Rule:
 
 
 def _a_group_decides_once(history: History) -> Rule:
-    """Check that all ranks of a group received the same decision on a step, according to logs and traces.
+    """Check that all ranks in a group received the same decision on a step, according to logs and traces.
 
     Groups of one rank are skipped: the rank's own vote decides, so its manager may log a committed step as discarded.
     """

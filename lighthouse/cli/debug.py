@@ -317,7 +317,7 @@ def _http_address(given: ClientOptions, http_side: str | None) -> str:
 
 
 def _journal_of(address: str) -> Path:
-    """Return the path of the journal of a lighthouse on this host.
+    """Return the path of a lighthouse's journal on this host.
 
     Tries LIGHTHOUSE_JOURNAL, this user's default, and the path in the container image and the systemd unit.
 

@@ -118,7 +118,7 @@ def _ask(address: str, ask: AskStatus, limit_s: float) -> Asked:
 def _shown_certificate(address: Address, coordinator: Coordinator, timeout_s: float) -> Certificate | None:
     """Return the lighthouse's certificate, or None if there is no TLS or the handshake fails.
 
-    The reason for a failed handshake is in the error of the status request, which fails as well.
+    The reason for a failed handshake is in the error from the status request, which fails as well.
     """
     if not coordinator.has_tls:
         return None

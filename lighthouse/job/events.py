@@ -45,7 +45,7 @@ class MemberBack:
 
 @dataclass(frozen=True, slots=True)
 class MemberLost:
-    """A replica group was lost: it disconnected, fell silent, went down or restarted."""
+    """A replica group has been lost: it disconnected, fell silent, went down or restarted."""
 
     replica_id: str
     quorum_id: int | None  # quorum that ends because of the loss, if any

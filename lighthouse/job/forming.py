@@ -55,7 +55,7 @@ END_KEPT_S = 7 * 86400.0
 
 
 class Decision(NamedTuple):
-    """Result of `decide`: whether a quorum forms now and, if not, what the joined groups wait for."""
+    """Result of `decide`: whether a quorum forms now and, if not, what the joined groups are waiting for."""
 
     verdict: Verdict
     until: float | None = None
@@ -69,7 +69,7 @@ class Decision(NamedTuple):
 
 
 def decide(job: Job, now: float) -> Decision:
-    """Decide by the rules of this module whether a quorum forms now. Do not change any state.
+    """Decide, by the rules in this module, whether a quorum forms now. Do not change any state.
 
     This takes O(1) time while the quorum is waiting for other groups, and O(n log n) when only for leases.
     """

@@ -105,7 +105,7 @@ class MassSilence:
             self._judge_at, self._judge_by = now + JUDGED_AFTER_S, now + JUDGED_WITHIN_S
 
     def hold_closing(self, member: Group, beat_interval_s: float, now: float) -> float | None:
-        """Decide how long a member whose stream ended without a leave still counts as alive.
+        """Decide how long a member whose stream has ended without a leave still counts as alive.
 
         Returns:
             When to decide again, or when the member's time to reconnect ends. None if the member is lost at once.

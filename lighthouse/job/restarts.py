@@ -594,7 +594,7 @@ class RunMachine:
         return known is not None and (known.has_part or membership is Membership.MEMBER)
 
     def _secrets_of(self, generation: Generation) -> set[str]:
-        """Return the digests of the secrets of the generation's ranks."""
+        """Return the digests of the secrets that the generation's ranks have."""
         found = (self.generations.ranks.rank_of_slot(rank.slot) for rank in generation.active)
         return {rank.secret for rank in found if rank is not None and rank.secret and rank.rank in generation.active}
 

@@ -148,7 +148,7 @@ class Standing:
         Args:
             record: The stored quorum. If None, any group may hold an unknown quorum.
             until: Time by which all members must have reconnected.
-            at_most: Latest time to which `until` is extended while members are still arriving, or None.
+            at_most: Latest time to which `until` is extended while members are arriving, or None for no extension.
         """
         if record is not None and record.quorum is not None and not record.stands:
             return

@@ -113,7 +113,10 @@ def _ended_step(machine: QuorumMachine) -> int | None:
 
 
 def awaited(machine: QuorumMachine) -> str:
-    """Describe what pending joins are waiting for, without numbers that change over time, or return "" if none is."""
+    """Describe what pending joins are waiting for, or return "" if there are none.
+
+    The text contains no numbers that change over time.
+    """
     if not (what := _awaited(machine)):
         return ""
     grid = grid_of(machine.job.groups.values())
@@ -423,7 +426,7 @@ def run_ranks(machine: RunMachine, now: float) -> tuple[RunRank, ...]:
 def _idle(name: RankName, rank: Rank, reported: RankView | None, state: RankState, now: float) -> RankView:
     """Describe a rank that reports no progress, because it is running nothing or has just started.
 
-    The age of the view is the age of the rank's last report. A rank that never reported progress gets a long time
+    The age of the view is the age of the rank's last report. A rank that has never reported progress gets a long time
     limit, so that it does not count as stalled.
     """
     beat_age_s, limit_s, waits_for = max(0.0, now - rank.seen_at), FIRST_S, _WAITS.get(state, "")

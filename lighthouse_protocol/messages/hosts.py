@@ -30,7 +30,7 @@ Ranks = Annotated[tuple[GroupRank, ...], EntryCount(MAX_GROUP_WORLD_SIZE)]
 
 @dataclass(frozen=True, slots=True)
 class KeptState:
-    """Step and size of the copy of a rank's state that is kept in the memory of the rank's supervisor."""
+    """Step and size of the copy of a rank's state that the rank's supervisor keeps in memory."""
 
     rank: GroupRank
     step: Count = 0  # 0 if it keeps none

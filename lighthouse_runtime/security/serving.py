@@ -1,4 +1,4 @@
-"""Files through which a user's processes find the credentials of the user's lighthouses on the same host.
+"""Files through which a user's processes find the credentials for the user's lighthouses on the same host.
 
 A lighthouse writes the file for its gRPC port at each start. It does not remove the file on exit, so that clients that
 are waiting for its restart keep using TLS. Another program on that port cannot impersonate the lighthouse, because the
@@ -38,7 +38,7 @@ class Serving:
 
 
 def write_serving_file(port: int, serving: Serving | None) -> None:
-    """Write the file through which this user's processes find the credentials of the lighthouse on `port`.
+    """Write the file through which this user's processes find the credentials for the lighthouse on `port`.
 
     If `serving` is None, remove the file. Raise OSError if the file cannot be written, and InvalidRequest if the user
     has no home directory.
@@ -57,7 +57,7 @@ def write_serving_file(port: int, serving: Serving | None) -> None:
 
 
 def read_serving_file(port: int) -> Serving | None:
-    """Return the location of the credentials of the lighthouse on `port`, or None if this user has no valid file."""
+    """Return the location of the credentials for the lighthouse on `port`, or None if this user has no valid file."""
     try:
         path = _path(port)
         with open(path, "rb") as file:

@@ -82,7 +82,7 @@ _VIEW_ROUTE = "GET /status"
 
 
 class _Logins:
-    """Tokens of the browsers that are logged in, by the value of their cookie."""
+    """Tokens of logged-in browsers, by the value of the browser's cookie."""
 
     def __init__(self) -> None:
         self._tokens: dict[str, tuple[str, float]] = {}

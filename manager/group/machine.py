@@ -413,7 +413,7 @@ class GroupMachine:
         """Handle expired timeouts of ranks.
 
         A rank that has exceeded the rank timeout is lost, which ends the quorum. A lost rank that has not returned in
-        time is given up: the ranks that are waiting for it are notified, and so is the supervisor, if there is one.
+        time is given up: the group's other ranks and the supervisor, if there is one, are notified.
         """
         for rank in self.watches.expire(now):
             self._handle_loss(rank, now)

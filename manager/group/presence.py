@@ -86,7 +86,7 @@ class RankPresence:
         return tuple(number for number, watch in self._group.watches.items() if not watch.has_left)
 
     def watches_of(self, processes: Container[str]) -> tuple[int, ...]:
-        """Return the numbers of the watches of the given processes. `processes` contains rank incarnations."""
+        """Return the watch numbers of the given processes. `processes` contains rank incarnations."""
         return tuple(number for number, watch in self._group.watches.items() if watch.rank_incarnation in processes)
 
     def is_watched(self, group_rank: int, rank_incarnation: str) -> bool:
