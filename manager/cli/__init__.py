@@ -16,7 +16,7 @@ _VERBS = {
         "manager.cli.serve:serve", "Serve a replica group whose ranks are started by another program."
     ),
     "status": LazyCommand(
-        "manager.cli.status:status", "Show a manager: its step, its quorum, and the ranks it is waiting for."
+        "manager.cli.status:status", "Show a manager's addresses, its step and quorum, and which ranks are waiting."
     ),
 }
 
