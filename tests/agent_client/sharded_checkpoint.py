@@ -8,15 +8,28 @@ from typing import Any, cast
 
 import torch
 from torch import distributed
-from torch.distributed import PrefixStore
+from torch.distributed import PrefixStore, Store
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
 from agent_client.collectives.gloo import connect_store
 from agent_client.state.train_state import TrainState
 from agent_client.training.checkpoint_folder import CheckpointFolder
+from lighthouse_protocol.messages.membership import Tag
 from tests.agent_client.actors import MEETS_WITHIN_S, digest
 from tests.agent_client.sharded_training import adam_of, loss_of, model_of
+
+
+class Internals:
+    """What a CheckpointFolder needs of an Agent that has no manager and no supervisor."""
+
+    def __init__(self, group_store: Store | None = None) -> None:
+        self.group_store = group_store
+        self.last_saves: list[object] = []
+        self.manager = SimpleNamespace(watch=SimpleNamespace(has_fault=lambda kind: False))
+
+    def restore_kept(self, *, above: Tag | None) -> bool:
+        return False
 
 
 class Rank:
@@ -25,12 +38,7 @@ class Rank:
     def __init__(self, state: TrainState) -> None:
         self.group_rank, self.group_world_size = distributed.get_rank(), distributed.get_world_size()
         self.state, self.step = state, 0
-        self.internals = SimpleNamespace(
-            group_store=None,
-            last_saves=[],
-            manager=SimpleNamespace(watch=SimpleNamespace(has_fault=lambda kind: False)),
-            restore_kept=lambda *, above: False,
-        )
+        self.internals = Internals()
 
     def sum_over_group(self, tensor: torch.Tensor) -> torch.Tensor:
         distributed.all_reduce(tensor)

@@ -14,7 +14,6 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -36,6 +35,7 @@ from agent_client.training.checkpoint_folder import CheckpointFolder, Tag, newes
 from lighthouse_runtime.process.kept_memory import buffer_path, make_buffer
 from tests.agent_client.jobs import Job
 from tests.agent_client.ranks import Rank, RankServer, together
+from tests.agent_client.sharded_checkpoint import Internals
 from tests.processes import Lighthouse, eventually
 
 ACTOR = "tests.agent_client.keeping_actor:KeepingActor"
@@ -411,18 +411,13 @@ class Weights:
         self.tensor = state["w"]
 
 
-class Place:
+class Place(Internals):
     """Stands for the Agents of the ranks of one group, which are threads: each life has a barrier and a store."""
 
     def __init__(self, ranks: int) -> None:
+        super().__init__(HashStore())
         self.barrier = threading.Barrier(ranks, timeout=60)
-        self.group_store = HashStore()
         self.brought: list[torch.Tensor] = [torch.empty(0)] * ranks
-        self.last_saves: list[object] = []
-        self.manager = SimpleNamespace(watch=SimpleNamespace(has_fault=lambda kind: False))
-
-    def restore_kept(self, *, above: Tag | None) -> bool:
-        return False  # no supervisor keeps its state
 
 
 class GroupRank:

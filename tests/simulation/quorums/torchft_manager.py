@@ -106,11 +106,10 @@ class TorchftManager(Process):
 
     def _refuse(self, error: Exception) -> None:
         if isinstance(error, Drained):  # the job has ended: its process raises, and the supervisor starts it again
-            return self.kill()
-        if self._asked is not None:
+            self.kill()
+        elif self._asked is not None:
             (rank, token, _), self._asked = self._asked, None
             rank.after(LOCAL_DELAY_S, rank.on_refused, token, error)
-        return None
 
     # -- the rank
 
