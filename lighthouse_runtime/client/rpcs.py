@@ -208,8 +208,8 @@ def incident(id: str, *, timeout_s: float = 10.0) -> Rpc[Incident]:
 def ledger(page: str = "", job: str = "", *, timeout_s: float = 5.0) -> Rpc[tuple[tuple[str, ...], str]]:
     """Return the ledger's lines on the page named `page`, and the name of the next page.
 
-    An empty `page` selects the first page, which is the oldest. The name that follows the last page is empty. With
-    `job`, only the lines of that job are returned.
+    An empty `page` selects the oldest page, and a day (20261129) the first page since then. The name that follows the
+    last page is empty. With `job`, only the lines of that job are returned.
     """
     return Rpc(
         LIGHTHOUSE + "Ledger",
@@ -269,8 +269,8 @@ def quorum(
     """Request a quorum for one rank. Wait until all ranks of the group have requested it and the quorum has formed.
 
     `checkpoint_address` is where the rank serves its state to healing groups. `tag_quorum_id` is the quorum under which
-    that state was committed. With `shrink_only`, no group that was outside the last quorum may join. With `init_sync`,
-    all groups copy the same state at step 0. `commit_failures` counts consecutive discarded steps. `rank_incarnation`
+    that state was committed. `shrink_only` admits no group that was outside the last quorum. With `init_sync`, all
+    groups copy the same state at step 0. `commit_failures` counts consecutive discarded steps. `rank_incarnation`
     identifies the rank's process and changes at every start. The fields of Participant describe the other arguments.
     """
     held = catch_up.held
