@@ -1,4 +1,1 @@
-"""Infrastructure shared by all our processes: event loop, sockets, logging, clients and servers.
-
-It never imports torch.
-"""
+"""Infrastructure shared by all our processes: event loop, sockets, logging, clients and servers. No torch."""

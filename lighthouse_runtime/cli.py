@@ -196,10 +196,7 @@ def option_name(field: dataclasses.Field[Any]) -> str:
 
 
 def variables(field: dataclasses.Field[Any], prefix: str) -> list[str]:
-    """Return the names of a setting's environment variables, in order of precedence.
-
-    The first one is the setting's own, which starts with `prefix`.
-    """
+    """Return the environment variables of a setting, in order of precedence. The first one starts with `prefix`."""
     return [f"{prefix}_{_name(field).upper()}", *field.metadata["env"]]
 
 
@@ -209,10 +206,7 @@ def _name(field: dataclasses.Field[Any]) -> str:
 
 
 def options(config: type[Any], prefix: str) -> Callable[[F], F]:
-    """Return a decorator that adds the options of the settings class `config` to a click command.
-
-    The names of their environment variables start with `prefix`.
-    """
+    """Return a decorator that adds the options of the settings class `config` to a click command."""
 
     def decorate(command: F) -> F:
         for field in reversed(dataclasses.fields(config)):
@@ -226,10 +220,7 @@ def options(config: type[Any], prefix: str) -> Callable[[F], F]:
 
 
 def from_options(config: type[C], values: dict[str, Any]) -> C:
-    """Create a settings object of class `config` from click's option values.
-
-    Raise click.UsageError if the values are inconsistent.
-    """
+    """Create a settings object from click's option values. Raise click.UsageError if they are inconsistent."""
     fields = dataclasses.fields(config)  # type: ignore[arg-type]
     chosen = {field.name: values[field.name] for field in fields}
     for field in fields:

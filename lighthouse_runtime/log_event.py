@@ -22,16 +22,8 @@ def event(
 ) -> Mapping[str, object]:
     """Return the `extra` argument of a logging call.
 
-    Args:
-        name: Kind of the event, one of a fixed set.
-        job: Job, or empty if the event has none.
-        run: Run, or empty if the event has none.
-        replica_group: Replica group, or empty if the event has none.
-        rank: Rank inside the group.
-        quorum_id: Id of the quorum.
-        generation: Number of the run's generation.
-        step: The step.
-        **more: Fields that few events have. Fields that are None are left out.
+    Fields that are None are left out, and so are an empty `job`, `run` and `replica_group`. `name` is one of a
+    fixed set. `more` are fields of this event only; the other fields are shared by many events.
     """
     shared = {
         "job": job or None,

@@ -1,4 +1,4 @@
-"""Interfaces to a clock, a waiting caller and a peer, which tests and simulations implement differently.
+"""Interfaces of clocks, waiting callers and peers, which tests and simulations implement differently.
 
 An asyncio event loop implements `Timers`.
 """

@@ -1,8 +1,7 @@
-"""Typed clients of the lighthouse and of managers, synchronous and asyncio, with one method per RPC.
+"""Typed clients of the lighthouse and of managers, synchronous and asyncio, with one method per RPC. No torch.
 
-This module does not import torch. Every method takes `timeout_s`. On failure it raises an exception defined in
-lighthouse_protocol/refusals.py. A client belongs to one job and one run, which it sends as metadata. Opening the first
-stream imports client/streams.py.
+Every method takes `timeout_s`. On failure it raises an exception of lighthouse_protocol/refusals.py. A client belongs
+to one job and one run, which it sends as metadata. Opening the first stream imports client/streams.py.
 """
 
 import time
@@ -128,7 +127,7 @@ class LighthouseClient(_LighthouseMethods, SyncClient):
         return replace(rpc, timeout_s=timeout_s, wait_for_ready=False)
 
     def _prepare_retry(self, error: LighthouseError, ends_at: float) -> bool:
-        """Prepare to retry a call that failed with `error`, at the next address. Pause if all addresses have failed.
+        """Switch to the next address to retry a call that failed. Pause if all addresses have failed.
 
         Return False if a retry cannot help, or cannot finish before `ends_at` (a time.monotonic() value).
         """
@@ -144,10 +143,7 @@ class LighthouseClient(_LighthouseMethods, SyncClient):
         return True
 
     def _stream_failed(self, error: LighthouseError) -> None:
-        """After a failure of a stream, switch to the next address if the server was unreachable.
-
-        Later streams and calls use that address.
-        """
+        """Switch to the next address, for later streams and calls, if the server was unreachable."""
         if isinstance(error, Unreachable):
             self._search.mark_failed(error)
             self._move(self._search.address)
@@ -252,10 +248,7 @@ class AsyncManagerClient(_ManagerMethods, AsyncClient):
         super().__init__(manager_at(address, secret), ())
 
     def host(self) -> "HostStream":
-        """Open the stream between a supervisor on another host of the group and the group's manager.
-
-        The first message sent must be a HostHello.
-        """
+        """Open the stream of a supervisor on another host of the group. The first message sent must be a HostHello."""
         from lighthouse_runtime.client.streams import NODE
 
         return self.open(NODE)

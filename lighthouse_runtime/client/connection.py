@@ -1,8 +1,8 @@
 """Base classes of the typed clients. They open channels, execute RPCs and turn gRPC errors into LighthouseErrors.
 
-This module does not import torch. A client connects on its first call. If the server is down, a call with
-`wait_for_ready` waits up to its timeout and then raises Unreachable. With a join string, the first call also fetches
-the CA certificate, once per process.
+No torch. A client connects on its first call. If the server is down, a call with `wait_for_ready` waits up to its
+timeout and then raises Unreachable. With a join string, the first call also fetches the CA certificate, once per
+process.
 """
 
 import asyncio
@@ -109,7 +109,7 @@ _is_used = False
 
 
 def mark_grpc_used() -> None:
-    """Record that this process uses gRPC. Children that are forked later cannot use gRPC."""
+    """Record that this process uses gRPC. Children forked later cannot use it."""
     global _is_used
     _is_used = True
 
@@ -149,10 +149,7 @@ _BROKEN_WHILE_WRITING = "Internal error from Core"
 
 
 def _open_channel(api: Any, coordinator: Coordinator, tls: ClientTls | None) -> Any:
-    """Open a channel to the coordinator's first address, with `api`, which is grpc or grpc.aio.
-
-    Raise WrongState in a forked child that cannot use gRPC.
-    """
+    """Open a channel to the first address. Raise WrongState in a forked child that cannot use gRPC."""
     mark_grpc_used()
     address = str(coordinator.addresses[0])
     if tls is None:
@@ -170,7 +167,7 @@ def async_channel(coordinator: Coordinator, tls: ClientTls | None) -> grpc.aio.C
 
 
 def refusal(error: grpc.RpcError, address: str, timeout_s: float, asked: Coordinator | None = None) -> LighthouseError:
-    """Convert the gRPC error from a failed call or stream to a LighthouseError that names the server's `address`.
+    """Convert the gRPC error of a failed call or stream to a LighthouseError that names the server's `address`.
 
     `asked` describes the server. Its TLS settings help to explain a failed handshake.
     """
@@ -280,10 +277,7 @@ class SyncClient:
             pass  # any refusal is an answer
 
     def _live_channel(self, timeout_s: float, *, waits: bool) -> grpc.Channel:
-        """Return a channel that this process can use, creating it if needed. Raise the errors of fetch_tls().
-
-        With `waits`, wait up to `timeout_s` seconds for the server to start.
-        """
+        """Return a channel that this process can use, creating it if needed. Raise the errors of fetch_tls()."""
         if os.getpid() != self._pid:
             self._channel, self._pid, self._lock = None, os.getpid(), threading.Lock()
         if self._channel is None or self._has_moved():
@@ -293,10 +287,7 @@ class SyncClient:
         return self._channel
 
     def _has_moved(self) -> bool:
-        """Return whether the server's credentials or their files have changed since the channel was created.
-
-        This usually takes one stat() per file.
-        """
+        """Return whether the server's credentials or their files have changed. Usually takes one stat() per file."""
         files = self._coordinator.files
         if self._coordinator.has_tls and files != NO_FILES and stamp_of_files(files) != self._files_stamp:
             return True
@@ -325,10 +316,7 @@ class SyncClient:
         return refusal(error, address, timeout_s, self._coordinator)
 
     def open(self, kind: "StreamKind[Sent, Received]", wait_for_ready: bool = False) -> "SyncStream[Sent, Received]":
-        """Open a stream. Block while the CA certificate is fetched.
-
-        Errors are not raised here, but when the stream is read.
-        """
+        """Open a stream. Block while the CA certificate is fetched. Any error is raised when the stream is read."""
 
         def opened(messages: Iterator[bytes]) -> Any:
             channel = self._live_channel(OPENED_WITHIN_S, waits=wait_for_ready)
@@ -342,10 +330,7 @@ class SyncClient:
 
 class AsyncClient:
     def __init__(self, coordinator: Coordinator, metadata: Metadata, role: Role | None = None) -> None:
-        """Create a client without connecting.
-
-        The arguments are those of SyncClient, but a token in this user's files is read only once.
-        """
+        """Create a client. Arguments as for SyncClient, but a token in this user's files is read only once."""
         self.address = str(coordinator)
         self._coordinator = coordinator if role is None else with_local_credentials(coordinator, role)
         self._metadata = _with_token(metadata, self._coordinator)
@@ -371,7 +356,7 @@ class AsyncClient:
         return self._channel is not None and self._channel.get_state() is grpc.ChannelConnectivity.READY
 
     async def connect(self, timeout_s: float) -> None:
-        """Wait until the client is connected. Raise Unreachable if that takes more than `timeout_s` seconds."""
+        """Wait for a connection. Raise Unreachable after `timeout_s` seconds."""
         try:
             async with asyncio.timeout(timeout_s):
                 channel = await self._live_channel(timeout_s, waits=True)
@@ -380,10 +365,7 @@ class AsyncClient:
             raise Unreachable(f"{self.address} does not answer within {timeout_s:g} s") from None
 
     async def _live_channel(self, timeout_s: float, *, waits: bool) -> grpc.aio.Channel:
-        """Return the channel, creating it if needed. Raise the errors of fetch_tls().
-
-        With `waits`, wait up to `timeout_s` seconds for the server to start.
-        """
+        """Return the channel, creating it if needed. Raise the errors of fetch_tls()."""
         if self._channel is None:
             tls = await asyncio.to_thread(fetch_tls, self._coordinator, timeout_s, waits=waits)
             self._channel = self._channel or async_channel(self._coordinator, tls)
@@ -414,10 +396,7 @@ class AsyncClient:
 
 
 class Method(Generic[P, T]):
-    """Descriptor that turns a function of rpcs.py into a method of a client.
-
-    In an AsyncClient, the method is a coroutine.
-    """
+    """Descriptor that turns a function of rpcs.py into a method of a client. In an AsyncClient, it is a coroutine."""
 
     def __init__(self, build: Callable[P, Rpc[T]]) -> None:
         self._build = build

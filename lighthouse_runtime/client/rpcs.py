@@ -1,7 +1,6 @@
-"""Descriptions of all RPCs: path, request, answer and timeout.
+"""Descriptions of all RPCs: path, request, answer and timeout. No I/O.
 
-This module does no I/O. connection.py turns each function into a client method with the same parameters, and the
-function's docstring describes that method.
+connection.py turns each function into a client method with the same parameters, which its docstring describes.
 """
 
 from collections.abc import Callable, Sequence
@@ -31,10 +30,7 @@ MANAGER = "/manager.v1.ManagerService/"
 
 @dataclass(frozen=True, slots=True)
 class Rpc(Generic[T]):
-    """Description of a call.
-
-    If the server is down, the call fails immediately, or, with `wait_for_ready`, waits up to `timeout_s` seconds.
-    """
+    """Description of a call. If the server is down, the call fails at once, or waits if `wait_for_ready` is set."""
 
     path: str
     request: Message
@@ -62,7 +58,7 @@ def is_serving(*, timeout_s: float) -> Rpc[bool]:
 
 
 def join(participant: Participant, *, timeout_s: float, wait_for_ready: bool = True) -> Rpc[Quorum]:
-    """Join the next quorum as `participant`. Wait until the quorum has formed, and return it."""
+    """Join the next quorum, wait until it has formed, and return it."""
     return Rpc(
         LIGHTHOUSE + "Quorum",
         lighthouse_pb2.LighthouseQuorumRequest(requester=documented.participant_to_native(participant)),
@@ -79,10 +75,7 @@ def heartbeat(replica_id: str, incarnation: str = "", *, timeout_s: float = 5.0)
 
 
 def lighthouse_status(job: str = "", *, ranks: bool = False, timeout_s: float = 5.0) -> Rpc[LighthouseStatus]:
-    """Return the status of `job`, or of all jobs if `job` is empty.
-
-    With `ranks`, include the progress of every rank.
-    """
+    """Return the status of `job`, or of all jobs if it is empty. With `ranks`, include the progress of every rank."""
     return Rpc(
         LIGHTHOUSE + "Status",
         lighthouse_pb2.LighthouseStatusRequest(job=job, ranks=ranks),
@@ -93,7 +86,7 @@ def lighthouse_status(job: str = "", *, ranks: bool = False, timeout_s: float = 
 
 
 def lighthouse_kill(replica_id: str, msg: str = "", *, timeout_s: float = 10.0) -> Rpc[None]:
-    """Kill a replica group, through the group's manager. `msg` is the reason."""
+    """Kill a replica group. The lighthouse sends the order, with the reason `msg`, to the group's manager."""
     request = lighthouse_pb2.LighthouseKillRequest(replica_id=replica_id, msg=msg)
     return Rpc(LIGHTHOUSE + "Kill", request, lighthouse_pb2.LighthouseKillResponse, _nothing, timeout_s)
 
@@ -123,7 +116,7 @@ def put_key(
 
     Raises:
         WrongState: `generation` is not the current one.
-        NotPermitted: The caller is not a rank in the run.
+        NotPermitted: The caller is not a rank of the run.
     """
     request = run_pb2.PutKeyRequest(generation=generation, kind=kind, name=name, value=value, slot=slot, secret=secret)
     return Rpc(LIGHTHOUSE + "PutKey", request, run_pb2.PutKeyResponse, _nothing, timeout_s, wait_for_ready=True)
@@ -179,7 +172,7 @@ def runs(run: str = "", *, timeout_s: float = 5.0) -> Rpc[tuple[RunStatus, ...]]
 
 
 def stop_run(reason: str, *, timeout_s: float = 10.0) -> Rpc[None]:
-    """Stop the run on all hosts for the given reason. It stays stopped until resume_run() is called."""
+    """Stop the run on all hosts. It stays stopped until resume_run()."""
     request = run_pb2.StopRunRequest(reason=reason)
     return Rpc(LIGHTHOUSE + "StopRun", request, run_pb2.StopRunResponse, _nothing, timeout_s)
 
@@ -191,7 +184,7 @@ def resume_run(*, timeout_s: float = 10.0) -> Rpc[None]:
 
 
 def incidents(job: str = "", *, timeout_s: float = 5.0) -> Rpc[tuple[IncidentSummary, ...]]:
-    """Return summaries of the incidents of `job`, or of all jobs if `job` is empty. The newest come first."""
+    """Return the incidents of `job`, or of all jobs if it is empty, newest first and without their evidence."""
     return Rpc(
         LIGHTHOUSE + "Incidents",
         incident_pb2.IncidentsRequest(job=job),
@@ -202,7 +195,7 @@ def incidents(job: str = "", *, timeout_s: float = 5.0) -> Rpc[tuple[IncidentSum
 
 
 def incident(id: str, *, timeout_s: float = 10.0) -> Rpc[Incident]:
-    """Return the incident with this id, including its evidence."""
+    """Return an incident with its evidence."""
     return Rpc(
         LIGHTHOUSE + "Incident",
         incident_pb2.IncidentRequest(id=id),
@@ -213,15 +206,10 @@ def incident(id: str, *, timeout_s: float = 10.0) -> Rpc[Incident]:
 
 
 def ledger(page: str = "", job: str = "", *, timeout_s: float = 5.0) -> Rpc[tuple[tuple[str, ...], str]]:
-    """Return one page of the ledger, and the name of the next page.
+    """Return the ledger's lines on the page named `page`, and the name of the next page.
 
-    Args:
-        page: Name of a page, as returned with the previous page. Empty for the first page, which is the oldest.
-        job: Job whose lines to return, or empty for all jobs.
-        timeout_s: Timeout in seconds.
-
-    Returns:
-        The lines of the page, and the name of the next page, which is empty after the last page.
+    An empty `page` selects the oldest page, and a day (20261129) the first page since then. The name that follows the
+    last page is empty. With `job`, only the lines of that job are returned.
     """
     return Rpc(
         LIGHTHOUSE + "Ledger",
@@ -252,15 +240,8 @@ def inject(
 ) -> Rpc[str]:
     """Inject a fault into a rank or a replica group, wait until it has ended, and return the id of its incident.
 
-    Cancelling the call ends the fault.
-
-    Args:
-        replica_id: The replica group.
-        kind: Kind of the fault.
-        group_rank: Rank inside the group, or None for the whole group or its manager.
-        seconds: Duration of the fault, if its kind has one.
-        delay_s: Delay of each message, if `kind` is SLOW.
-        timeout_s: Timeout in seconds.
+    Without `group_rank`, the fault affects the whole group or its manager. `seconds` is the duration of a fault that
+    lasts, and `delay_s` the delay of each message if `kind` is SLOW. Cancelling the call ends the fault.
     """
     request = chaos_pb2.InjectRequest(
         replica_id=replica_id, group_rank=group_rank, kind=kind, seconds=seconds, delay_s=delay_s
@@ -285,23 +266,12 @@ def quorum(
     heals_first: bool | None = None,
     wait_for_ready: bool = True,
 ) -> Rpc[Assignment]:
-    """Request a quorum for one rank. Wait until all ranks in the group have requested it and the quorum has formed.
+    """Request a quorum for one rank. Wait until all ranks of the group have requested it and the quorum has formed.
 
-    Args:
-        group_rank: The rank.
-        step: Step that the rank is about to run.
-        checkpoint_address: Address at which the rank serves its state to healing groups.
-        timeout_s: Timeout in seconds.
-        tag_quorum_id: Id of the quorum under which the rank's state was committed, or None if unknown.
-        shrink_only: Whether the group accepts only groups that were in the last quorum.
-        init_sync: Whether all groups copy the same state at step 0.
-        commit_failures: Number of consecutive discarded steps.
-        rank_incarnation: Identifies the rank's process, and changes at every start.
-        catch_up: Whether and how the rank heals while it is training.
-        compares: Whether the rank compares its collectives with its peers' in the first step of a quorum.
-        distrust: Why the rank's state is unusable, or None if it is usable.
-        heals_first: Whether a rank that is behind heals before it computes anything, or None if unknown.
-        wait_for_ready: Whether to wait for a manager that is down.
+    `checkpoint_address` is where the rank serves its state to healing groups. `tag_quorum_id` is the quorum under which
+    that state was committed. `shrink_only` admits no group that was outside the last quorum. With `init_sync`, all
+    groups copy the same state at step 0. `commit_failures` counts consecutive discarded steps. `rank_incarnation`
+    identifies the rank's process and changes at every start. The fields of Participant describe the other arguments.
     """
     held = catch_up.held
     request = manager_pb2.ManagerQuorumRequest(
@@ -363,10 +333,9 @@ def vote(
     wants_next: bool = False,
     wait_for_ready: bool = True,
 ) -> Rpc[Decision]:
-    """Vote on whether to commit a step. Return the decision of all ranks in the group.
+    """Vote on whether to commit a step, and return the decision of all ranks of the group.
 
     With `wants_next`, a decision to commit may contain the assignment for the next step, which saves a quorum() call.
-    `quorum_id` is the quorum of the step, or None if there is none.
     """
     return Rpc(
         MANAGER + "ShouldCommit",
@@ -383,7 +352,7 @@ def vote(
 def should_commit(
     group_rank: int, step: int, vote: bool, *, timeout_s: float, quorum_id: int | None = None
 ) -> Rpc[bool]:
-    """Vote on whether to commit a step, and return whether the group commits it. `vote` is True for yes."""
+    """Vote on whether to commit a step. Return True if the group commits it."""
     return Rpc(
         MANAGER + "ShouldCommit",
         manager_pb2.ShouldCommitRequest(rank=group_rank, step=step, should_commit=vote, quorum_id=quorum_id),
@@ -420,12 +389,12 @@ def report(
 
 
 def manager_kill(msg: str = "", *, timeout_s: float = 10.0) -> Rpc[None]:
-    """Kill the manager's replica group and stop the manager. `msg` is the reason."""
+    """Kill the manager's replica group and stop the manager."""
     return Rpc(MANAGER + "Kill", manager_pb2.KillRequest(msg=msg), manager_pb2.KillResponse, _nothing, timeout_s)
 
 
 def torchft_manager_kill(msg: str = "", *, timeout_s: float = 10.0) -> Rpc[None]:
-    """Kill a replica group whose manager is torchft's. `msg` is the reason."""
+    """Kill a replica group whose manager is torchft's."""
     request = torchft_pb2.KillRequest(msg=msg)
     return Rpc("/torchft.ManagerService/Kill", request, torchft_pb2.KillResponse, _nothing, timeout_s)
 

@@ -110,7 +110,7 @@ class AsyncStream(Generic[S, M]):
         self._outbox.close()
 
     def cancel(self, error: LighthouseError | None = None) -> None:
-        """Cancel the stream. The iteration raises `error` if given, or else stops. Further calls do nothing."""
+        """Cancel the stream. The iteration raises `error` if given, or else stops. Later calls do nothing."""
         if not self._is_cancelled:
             self._is_cancelled = True
             self._error = self._error or error
@@ -199,11 +199,11 @@ class SyncStream(Generic[S, M]):
         """Open the stream.
 
         Args:
-            open_: Opens a gRPC call, given an iterator over the messages to send. If it raises a LighthouseError, the
-                reader gets it.
+            open_: Opens the call, given an iterator over the messages to send. If it raises a LighthouseError, the
+                iteration raises it.
             address: Address of the server, for errors.
             kind: Path and message types of the stream.
-            map_error: Converts the gRPC error from a failed stream.
+            map_error: Converts the gRPC error of a failed stream.
         """
         self._map_error = map_error
         self.address = address

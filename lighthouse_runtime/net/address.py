@@ -127,8 +127,8 @@ def served_host(bind: str) -> str:
 def own_name() -> str:
     """Return the name or address at which other hosts can reach this one.
 
-    This is the host name, unless it does not resolve, or resolves to a loopback address as on Debian. In these cases,
-    it is a global address of this host, if there is one.
+    This is the host name. If that does not resolve, or resolves to a loopback address as on Debian, it is a global
+    address of this host, if there is one.
     """
     name = socket.gethostname()
     if resolves_to_loopback(name):
@@ -242,10 +242,7 @@ def _ipv6_addresses() -> Iterator[tuple[str, str]]:
 
 
 def split_bind(text: str, option: str) -> tuple[str, int]:
-    """Split HOST:PORT, [V6]:PORT or :PORT into host and port. :PORT means all addresses.
-
-    Raise InvalidRequest if `text`, the value of `option`, has none of these forms.
-    """
+    """Split HOST:PORT, [V6]:PORT or :PORT (all addresses) into host and port. Raise InvalidRequest for other text."""
     address = parse_address(f"[::]{text}" if text.startswith(":") and not text.startswith("::") else text, option)
     if address.port is None:
         raise InvalidRequest(f"{text!r} has no port; write host:port, or host:0 for a free one", field=option)
@@ -253,7 +250,7 @@ def split_bind(text: str, option: str) -> tuple[str, int]:
 
 
 def check_bind(text: str, option: str) -> None:
-    """Raise ValueError if `text`, the value of `option`, is not an address to listen on."""
+    """Raise ValueError if `text` is not an address to listen on."""
     try:
         split_bind(text, option)
     except InvalidRequest as e:
@@ -266,10 +263,7 @@ def grpc_bind(text: str) -> str:
 
 
 def listening_socket(host: str, port: int) -> socket.socket:
-    """Open a TCP socket that listens on `host` and `port`. Raise OSError if this fails.
-
-    The host `::` means all IPv4 and IPv6 addresses.
-    """
+    """Open a listening TCP socket. The host `::` means all IPv4 and IPv6 addresses. Raise OSError on failure."""
     if host == "::" and socket.has_dualstack_ipv6():
         return socket.create_server((host, port), family=socket.AF_INET6, dualstack_ipv6=True)
     if host == "::":

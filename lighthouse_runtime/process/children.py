@@ -54,8 +54,8 @@ def started_at(pid: int) -> int:
 def ended_process(pid: int, started: int, on_end: Callable[[], None]) -> Generator[None, None, None]:
     """Call `on_end` on the running loop if a process exits within the context.
 
-    `pid` and `started` (see started_at) identify the process. If it has already exited, do nothing. This is faster than
-    waiting for its connections to close, since forked children may keep the sockets open.
+    This is faster than waiting for its connections to close, since forked children may keep the sockets open. Do
+    nothing if the process has already exited.
     """
     with process_descriptor(pid, started) as descriptor:
         if descriptor is None:
@@ -96,10 +96,7 @@ def command_lines() -> Generator[list[str], None, None]:
 
 
 def describe_listener(port: int) -> str:
-    """Describe the process that is listening on a TCP port of this host.
-
-    If this user cannot see the process, return a text that says how to find it.
-    """
+    """Describe the process that listens on a TCP port of this host, or how to find it if this user cannot see it."""
     inodes = {inode for table in ("tcp", "tcp6") for inode in _listening(table, port)}
     for pid in os.listdir("/proc"):
         if pid.isdigit() and inodes & _sockets(pid):
@@ -109,10 +106,7 @@ def describe_listener(port: int) -> str:
 
 
 def _listening(table: str, port: int) -> Generator[str, None, None]:
-    """Yield the sockets in `table` (tcp or tcp6) that listen on the port, in the form of links in /proc/PID/fd.
-
-    In these tables, 0A is the state of a listening socket.
-    """
+    """Yield the sockets that listen (state 0A) on the port, in the form of the links in /proc/PID/fd."""
     try:
         lines = Path(f"/proc/net/{table}").read_text().splitlines()[1:]
     except OSError:

@@ -16,7 +16,7 @@ from dataclasses import asdict, dataclass
 from xxhash import xxh3_64_intdigest
 
 BUFFERS = 2
-"""Number of buffers of a rank."""
+"""Number of buffers per rank."""
 HEADER_BYTES = 4096
 _MAGIC = b"LHKEEP1\n"
 _PREFIX = struct.Struct(">8sIQ")  # magic, length of the JSON, its XXH3

@@ -29,11 +29,7 @@ _NOHUP = (signal.SIGHUP, signal.SIGQUIT)  # ignored from the start under nohup(1
 def on_signals(
     loop: asyncio.AbstractEventLoop, stop: Callable[[int], object], warn: Callable[[int], object] | None = None
 ) -> None:
-    """Set the process's signal handlers.
-
-    When a signal in STOP_SIGNALS arrives, call `stop` with its number. When one in WARNING_SIGNALS arrives, call
-    `warn`, unless it is None, with its number.
-    """
+    """Call `stop` on each signal in STOP_SIGNALS and `warn` on each in WARNING_SIGNALS, with the signal's number."""
     for number in STOP_SIGNALS:
         if number not in _NOHUP or signal.getsignal(number) is not signal.SIG_IGN:
             loop.add_signal_handler(number, stop, number)
@@ -173,10 +169,7 @@ class ServiceManager:
 
 
 def _read(environment: Mapping[str, str], pid: int) -> tuple[str | None, float | None]:
-    """Return the address of systemd's socket, and the watchdog's timeout in seconds.
-
-    Each is None if the environment does not set it for the process `pid`.
-    """
+    """Return the address of systemd's socket, and the watchdog's timeout in seconds. Each is None if not set."""
     path = environment.get("NOTIFY_SOCKET", "")
     if not path.startswith(("/", "@")):
         return None, None

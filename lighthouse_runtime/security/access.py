@@ -192,7 +192,7 @@ def admit(to: Access, path: str, caller: Caller) -> Principal:
 class LoopbackAccess(Access):
     """Access to a server on a loopback address: every caller except an HTTP proxy may do everything.
 
-    A proxy on this host may forward requests from other hosts, so its requests count as remote.
+    An HTTP proxy may forward requests from other hosts, so its requests count as remote.
     """
 
     def principal(self, caller: Caller) -> Principal:

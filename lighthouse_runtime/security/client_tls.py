@@ -154,10 +154,7 @@ _lock = threading.Lock()
 
 
 def fetch_roots(coordinator: Coordinator, timeout_s: float, *, waits: bool = False) -> bytes:
-    """Return the CA certificate that matches the coordinator's pin, as PEM.
-
-    The first call for a pin fetches it from the server. With `waits`, retry while the server is down.
-    """
+    """Return the CA certificate that matches the coordinator's pin, as PEM. The first call for a pin fetches it."""
     ends_at, delay_s = time.monotonic() + timeout_s, RETRY_S
     while (roots := _roots.get(coordinator.ca_pin)) is None:
         try:

@@ -92,10 +92,7 @@ class Tokens:
         return tuple(token for tokens in self.by_role.values() for token in tokens)
 
     def principal(self, shown: str, port: int = LIGHTHOUSE_PORT) -> Principal:
-        """Return the principal whose token is `shown`. The comparison takes constant time.
-
-        Raise NotPermitted if no role has this token. `port` is the lighthouse's port, for the error's advice.
-        """
+        """Return the principal whose token is `shown`, compared in constant time. Raise NotPermitted if none has it."""
         matching = [
             (role, token)
             for role, tokens in self.by_role.items()
@@ -176,10 +173,7 @@ def load_or_make(folder: Path, names: Iterable[str]) -> Credentials:
 
 
 def load_or_make_tokens(folder: Path) -> Credentials:
-    """Load the tokens in `folder`, or create them, for a lighthouse with certificates from another PKI.
-
-    Raise InvalidRequest if that fails.
-    """
+    """Load or create only the tokens, for certificates of another PKI. Raise InvalidRequest on failure."""
     try:
         is_new = not (folder / FILE).exists()
         if is_new:
@@ -205,9 +199,9 @@ def _warn_of_readers(folder: Path) -> None:
 
 
 def _make_tokens(folder: Path) -> None:
-    """Create the folder and the tokens unless they exist.
+    """Create the folder and the tokens unless they exist. Raise OSError if a write fails.
 
-    Raise InvalidRequest if the folder contains other files or other users can read it, and OSError if a write fails.
+    Raise InvalidRequest if the folder contains other files, or other users can read it.
     """
     make_private(folder.parent)
     folder.mkdir(mode=0o700, exist_ok=True)
@@ -219,10 +213,9 @@ def _make_tokens(folder: Path) -> None:
 
 
 def renew_if_due(credentials: Credentials, names: Iterable[str]) -> bool:
-    """Create a new server certificate if it is missing or expires soon. Return whether one was created.
+    """Create a server certificate if there is none or it expires soon. Return whether one was created.
 
-    Without the CA's key, keep an existing certificate even if it expires soon. Raise OSError or ValueError if the new
-    certificate cannot be created.
+    Without the CA's key, keep an existing certificate even if it expires soon. Raise OSError or ValueError on failure.
     """
     has_key = (credentials.folder / "ca.key").exists()
     if credentials.certificate.exists() and (
@@ -244,10 +237,7 @@ def renew_if_due(credentials: Credentials, names: Iterable[str]) -> bool:
 
 
 def pin_of(pem: bytes) -> str:
-    """Return the SHA-256 digest, in hexadecimal, of a certificate's DER encoding.
-
-    Raise ValueError if `pem` is not a PEM certificate.
-    """
+    """Return the SHA-256 of a PEM certificate in DER form, in hexadecimal. Raise ValueError for other content."""
     return hashlib.sha256(ssl.PEM_cert_to_DER_cert(pem.decode())).hexdigest()
 
 
@@ -286,8 +276,7 @@ class CertificateFiles:
     def for_http(self) -> ssl.SSLContext:
         """Return an SSL context whose handshakes use the newest certificate.
 
-        Each handshake switches to the context of the newest files. Reloading the files into an existing context does
-        not work, because a context cannot drop a CA.
+        Each handshake switches to a context of the newest files, because an existing context cannot drop a CA.
         """
         front = self._context()
 
@@ -350,10 +339,7 @@ def _check_owner(folder: Path) -> None:
 
 
 def time_until_expiry(certificate: Path) -> datetime.timedelta:
-    """Return how long a certificate file remains valid, negative if it has expired.
-
-    Raise OSError or ValueError if it cannot be read.
-    """
+    """Return how long a certificate is still valid, negative if expired. Raise OSError or ValueError on failure."""
     from lighthouse_runtime.security import certificates
 
     return certificates.expires_at(certificate.read_bytes()) - datetime.datetime.now(datetime.UTC)

@@ -1,6 +1,6 @@
-"""Files through which a user's processes find the credentials for the user's lighthouses on the same host.
+"""Files through which a user's processes find the credentials of the user's lighthouses on the same host.
 
-A lighthouse writes the file for its gRPC port at each start. It does not remove the file on exit, so that clients that
+A lighthouse writes the file of its gRPC port at each start. It does not remove the file on exit, so that clients that
 are waiting for its restart keep using TLS. Another program on that port cannot impersonate the lighthouse, because the
 file pins the CA.
 """
@@ -38,10 +38,9 @@ class Serving:
 
 
 def write_serving_file(port: int, serving: Serving | None) -> None:
-    """Write the file through which this user's processes find the credentials for the lighthouse on `port`.
+    """Write the file through which this user's processes find the credentials of the lighthouse on `port`.
 
-    If `serving` is None, remove the file. Raise OSError if the file cannot be written, and InvalidRequest if the user
-    has no home directory.
+    If `serving` is None, remove the file. Raise OSError on failure, or InvalidRequest without a home directory.
     """
     path = _path(port)
     if serving is None:
@@ -57,7 +56,7 @@ def write_serving_file(port: int, serving: Serving | None) -> None:
 
 
 def read_serving_file(port: int) -> Serving | None:
-    """Return the location of the credentials for the lighthouse on `port`, or None if this user has no valid file."""
+    """Return the location of the credentials of the lighthouse on `port`, or None if this user has no valid file."""
     try:
         path = _path(port)
         with open(path, "rb") as file:
@@ -81,10 +80,7 @@ def served_ports() -> tuple[int, ...]:
 
 
 def with_local_credentials(coordinator: Coordinator, role: Role) -> Coordinator:
-    """Add the credentials of this user's lighthouse if `coordinator` is a loopback address without credentials.
-
-    `role` selects the lighthouse's token. Return other coordinators unchanged.
-    """
+    """Add the credentials of this user's lighthouse if `coordinator` is a loopback address without credentials."""
     if not _may_be_given(coordinator):
         return coordinator
     serving = read_serving_file(coordinator.addresses[0].port or 0)

@@ -108,10 +108,7 @@ class Peers:
 
     @asynccontextmanager
     async def expensive_read(self, address: str) -> AsyncGenerator[None]:
-        """Enter a context in which an expensive response is built and sent.
-
-        Each peer may have `limits.reads` of these contexts open. Further ones wait until one is left.
-        """
+        """Limit each peer to `limits.reads` expensive responses at a time. Further ones wait to enter this context."""
         name = peer_name(address)
         gate = self._gates.get(name)
         if gate is None:
@@ -158,7 +155,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """A call, from the point of view of its handler. The caller is authorized to use the method (rules/access.py)."""
+    """Context of a call, for its handler. The caller is authorized to use the method (rules/access.py)."""
 
     time_left_s: float | None  # None without a deadline
     peer: str  # address in gRPC's form
@@ -261,7 +258,7 @@ class GrpcServer:
             observe: Called with the method and status of each answered call, and of each stream unless its
                 connection broke.
             peers: Limits per peer, or None for no limits.
-            gate: Holds back responses until earlier journal records are durable. Health checks and reflection
+            gate: Holds back responses until earlier records of the journal are durable. Health checks and reflection
                 bypass it.
             keepalive_s: Seconds after which an unresponsive connection is closed.
         """

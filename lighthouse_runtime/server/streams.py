@@ -1,4 +1,4 @@
-"""Server side of open streams: sends, receives, and holds back output until the journal's earlier records are durable.
+"""Server side of open streams: sending, receiving, and holding back output until earlier records are durable.
 
 If a peer disconnects, grpc.aio cancels the handler; if a peer is killed, its requests just stop. In both cases, and if
 this server closes the stream, the iteration over the requests ends normally. `Sender.ending` then has the reason.
@@ -39,7 +39,7 @@ class _Block:
 
 
 class OutputGate:
-    """Queue for output that must not be sent before the journal's earlier records are durable."""
+    """Queue for output that must not be sent before earlier records of the journal are durable."""
 
     def __init__(self, refusal: Callable[[], LighthouseError | None] = lambda: None) -> None:
         """Create an empty queue.
@@ -152,7 +152,7 @@ class Sender:
         """Start the task that writes queued messages.
 
         `meter` limits the messages from the peer, and `gate` limits large messages to the peer. None means no
-        limit. `output` holds back messages until the journal's earlier records are durable.
+        limit. `output` holds back messages until earlier records are durable.
         """
         self.ending: Ending | None = None
         self.error: LighthouseError | None = None
@@ -236,7 +236,7 @@ class Sender:
         return body
 
     def mark_broken(self) -> None:
-        """Record that the connection broke. The server calls this when the task that serves the stream is cancelled."""
+        """Mark the stream as broken. The server calls this when the task that serves the stream is cancelled."""
         self._lose()
 
     async def finish(self) -> None:
@@ -333,7 +333,7 @@ class Requests(AsyncIterator[M | None]):
 
 
 class Frames(Generic[M]):
-    """Serialiser of a stream's messages. It caches the last result, because many peers receive the same message."""
+    """Serialiser of a stream's messages. Caches the last result, because many peers receive the same message."""
 
     def __init__(self, to_wire: Callable[[M], Message]) -> None:
         self._to_wire = to_wire

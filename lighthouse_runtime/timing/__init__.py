@@ -1,1 +1,1 @@
-"""Timers, rate limits on this process's own work, and detection of pauses in this process."""
+"""Timers, rate limits on this process's own work, and detection of pauses of this process."""

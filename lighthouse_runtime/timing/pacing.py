@@ -49,7 +49,7 @@ class SparseLog:
         every_s: float = EVERY_S,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Create a rate-limited log. `name` is the event of its lines (log_event.py)."""
+        """Create a rate-limited log. `name` is the event in its lines (log_event.py)."""
         self._log = log
         self._name = name
         self._every_s = every_s
@@ -73,10 +73,7 @@ T = TypeVar("T")
 
 
 class BackgroundRead(Generic[T]):
-    """Runs `read` in a new thread, which starts immediately. `read` may raise, or never return.
-
-    result() waits until `limit_s` seconds after the start. `name` appears in the thread's name.
-    """
+    """Runs `read` in a new thread, starting at once. `read` may raise, or never return."""
 
     def __init__(self, name: str, read: Callable[[], T], limit_s: float) -> None:
         self._limit_s = limit_s
@@ -85,9 +82,9 @@ class BackgroundRead(Generic[T]):
         threading.Thread(target=self._run, args=(read,), name=f"read {name}", daemon=True).start()
 
     def result(self) -> T:
-        """Wait for the result, and return it or raise what `read` raised. Call this once.
+        """Return the result, or raise what `read` raised. Call this once.
 
-        Raise DeadlinePassed if there is no result in time.
+        Raise DeadlinePassed if `read` takes more than `limit_s` seconds.
         """
         try:
             value, error = self._outcomes.get(timeout=max(0.0, self._ends_at - time.monotonic()))
@@ -123,7 +120,7 @@ class Snapshots(Generic[K, V]):
         self._kept: dict[K, tuple[V, float]] = {}  # each until a time of the clock
 
     def get(self, key: K, build: Callable[[], V]) -> V:
-        """Return the cached value of `key`, or else call `build` and return its result. Exceptions are not cached.
+        """Return the cached value of `key`, or else the result of `build`. Exceptions are not cached.
 
         A value that is slow to build is reused for a time proportional to the time that `build` took.
         """

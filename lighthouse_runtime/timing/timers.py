@@ -1,4 +1,4 @@
-"""Timers for deadlines, stall checks, conditions that must hold for a while, and pauses in this process.
+"""Timers for deadlines, stall checks, conditions that must hold for a while, and pauses of this process.
 
 They are based on ports.Timers.
 """
@@ -100,7 +100,7 @@ SOON_S = 0.05
 
 
 class Judge(Protocol):
-    """Decides for a `StallWatch` whether the ranks in a job or a group have stalled."""
+    """Decides for a `StallWatch` whether the ranks of a job or a group have stalled."""
 
     def judge_ranks(self, now: float) -> StallVerdict | None:
         """Return the current verdict, or None if the ranks make progress."""
@@ -147,7 +147,7 @@ class StallWatch:
         self._timer = DeadlineTimer(self.check_now, timers)
 
     def wake(self) -> None:
-        """Check for a stall now, unless a later check is already scheduled. Call this when a rank appears."""
+        """Check for a stall now, unless a check is scheduled. Call this when a rank appears."""
         if not self._timer.is_set:
             self.check_now()
 
@@ -182,13 +182,13 @@ LATE_AFTER_S = 0.75
 
 
 class LoopLag:
-    """Detects pauses in the event loop and reports them to listeners.
+    """Detects pauses of the event loop and reports them to listeners.
 
-    A listener must not count a pause as silence from its peers, because their messages could not be read.
+    A listener must not count a pause as silence of its peers, because their messages could not be read meanwhile.
     """
 
     def __init__(self, timers: Timers, follows: str = "no member counts as lost for that time") -> None:
-        """Create a stopped monitor. `follows` is the consequence of a pause, which the log line states."""
+        """Create a stopped monitor. `follows` is the consequence of a pause, for the log line."""
         self.late_s = 0.0  # total length of all pauses
         self._timers = timers
         self._follows = follows

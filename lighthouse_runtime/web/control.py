@@ -1,7 +1,7 @@
 """Access control of the HTTP routes, and the actions of the status page (kill, drain, stop, resume).
 
-Any website that is open in a browser can make the browser send requests to this daemon. So every request is checked, in
-this order:
+A website that is open in a browser can make it send requests to this daemon. So every request is checked, in this
+order:
 
 1. The Host header names this daemon: an IP address, a loopback name, or one of its own names. Otherwise a foreign name
    that resolves to this host (DNS rebinding) would count as the daemon's own page. A request with a valid token may
@@ -115,10 +115,7 @@ class HttpGuard:
         self._names = {name.lower() for name in (socket.gethostname(), *names) if name}
 
     def guarded(self, route: str, handler: Handler) -> Handler:
-        """Wrap `handler` so that callers who may not use `route` are refused.
-
-        Raise KeyError if rules/access.py lacks the route.
-        """
+        """Return a handler that authorizes the caller first. Raise KeyError if rules/access.py lacks the route."""
         has_data = Role.PROBE not in needed(route)
 
         async def guarded(request: web.Request) -> web.StreamResponse:
@@ -178,12 +175,12 @@ class HttpGuard:
             raise InvalidRequest(f"is {request.content_type}; send application/json", field=hdrs.CONTENT_TYPE)
 
     def call_of(self, request: web.Request) -> Call:
-        """Return the request's context as a Call, like those that RPC handlers receive."""
+        """Return the request's context in the form that handlers of RPCs use."""
         caller = self.caller_of(request)
         return Call(ACTS_WITHIN_S, caller.peer, caller.metadata, self._access.principal(caller))
 
     def refusal_text(self, route: str, request: web.Request) -> str:
-        """Return why the request's sender may not use `route`, or an empty string if it may."""
+        """Return why the caller may not use `route`, or an empty string if it may."""
         try:
             self._check_host_unless_token(request)
             check(route, self._access.principal(self.caller_of(request)), self._access.port)

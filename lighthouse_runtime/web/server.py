@@ -222,10 +222,7 @@ def cut(client: web.RequestHandler) -> None:
 
 @dataclass(frozen=True, slots=True)
 class HttpSide:
-    """Functions and documents that a daemon's HTTP server serves.
-
-    The server calls the functions on the event loop, once per request.
-    """
+    """Contents of a daemon's HTTP responses. The server calls the functions on the event loop."""
 
     is_ready: Callable[[], bool]
     metrics: Callable[[], tuple[bytes, str]]  # body and content type
@@ -282,10 +279,7 @@ class HttpServer:
         return routes | dict(side.hooks)
 
     async def start(self, bind: str, tls: ssl.SSLContext | None = None) -> int:
-        """Listen on `bind` (HOST:PORT), with HTTPS if `tls` is given. Return the port.
-
-        Raise InvalidRequest if the server cannot listen there.
-        """
+        """Listen on `bind` (HOST:PORT), with HTTPS if `tls` is given. Return the port, or raise InvalidRequest."""
         try:
             listener = listening_socket(*split_bind(bind, "--http"))
         except OSError as e:
