@@ -1,8 +1,8 @@
 """Messages of sessions (between a manager and the lighthouse) and of watches (between a rank and its manager).
 
 Messages carry the current state, not changes. Each hello and heartbeat repeats which quorum the manager holds, whether
-its group is leaving and which ranks are down; each acknowledgement repeats the lighthouse's order. So a message that is
-lost with its connection does no harm.
+its group is draining and which ranks are down; each acknowledgement repeats the lighthouse's order. So a message that
+is lost with its connection does no harm.
 """
 
 from dataclasses import dataclass, field

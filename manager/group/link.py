@@ -91,8 +91,7 @@ class LighthouseLink:
 
     A session may move to a second connection. The first connection closes only after the lighthouse has accepted
     the second. If the first closed earlier, the lighthouse would consider this group lost. `connect` creates a client
-    for the address that `search` selects. Each client has its own connection, so no attempt waits for another's
-    backoff.
+    for the address that `search` selects. Each has a separate connection, so no attempt waits for another's backoff.
     """
 
     def __init__(self, connect: Callable[[], AsyncLighthouseClient], search: LeaderSearch) -> None:

@@ -86,7 +86,7 @@ class RankPresence:
         return tuple(number for number, watch in self._group.watches.items() if not watch.has_left)
 
     def watches_of(self, processes: Container[str]) -> tuple[int, ...]:
-        """Return the watch numbers of the given processes. `processes` contains rank incarnations."""
+        """Return the watch numbers of these processes, given by their rank incarnations."""
         return tuple(number for number, watch in self._group.watches.items() if watch.rank_incarnation in processes)
 
     def is_watched(self, group_rank: int, rank_incarnation: str) -> bool:
@@ -114,9 +114,7 @@ class RankPresence:
         return True
 
     def leaves(self, number: int, mates: Set[int] = frozenset()) -> bool:
-        """Record that the process that opened watch `number` will exit normally.
-
-        It does not exit until the ranks in `mates` no longer need its data.
+        """Record that the process of a watch will exit normally once the ranks in `mates` no longer need its data.
 
         Return True for the rank's current process, and False for an older one, which may exit immediately.
         """
@@ -144,7 +142,7 @@ class RankPresence:
         return tuple(released)
 
     def started(self, group_ranks: Iterable[int] | None = None) -> None:
-        """Record that a supervisor has restarted the lost ranks among `group_ranks` (if it is None, all lost ranks)."""
+        """Record that a supervisor has restarted the lost ranks among `group_ranks`, or all of them if it is None."""
         for loss in self.losses:
             loss.is_restarted |= group_ranks is None or loss.group_rank in group_ranks
 

@@ -2,8 +2,7 @@
 
 A *watch* is the stream that an Agent's process keeps open to its manager. A *standing quorum* is one under which the
 group may do many steps; for each step after the first, the manager gives its ranks a *grant*, the permission to enter
-it. An *attempt* is one execution of a step under one quorum; it ends with the group's decision to commit or discard the
-step.
+it. An *attempt* is one execution of a step under one quorum; it ends when the group commits or discards the step.
 
 Each fact about a rank is stored in one place, a field of its `Rank`. The rules (presence.py, requests.py, votes.py)
 read and change these records, and append their effects to `ReplicaGroup.effects`.

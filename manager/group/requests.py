@@ -264,11 +264,7 @@ def decide_request(group: ReplicaGroup, request: QuorumRequest, now: float) -> R
 def _decide_grant(
     group: ReplicaGroup, rank: Rank, request: QuorumRequest, now: float
 ) -> tuple[Verdict, HoldState | None]:
-    """Decide whether a grant under the standing quorum answers the request.
-
-    Return the verdict, which is JOIN if the group must join, and the standing quorum's new mode, or None if it keeps
-    its mode.
-    """
+    """Decide whether a grant answers the request (if not, JOIN). Also return the quorum's new mode if it changes."""
     standing = group.standing
     if standing is None or standing.mode in (HoldState.JOINING, HoldState.LEAVING):
         return Verdict.JOIN, None
@@ -377,10 +373,7 @@ class QuorumRequests:
         rank.last_request = request
 
     def join(self, me: Participant) -> Participant:
-        """Combine the requests of all ranks into a join: return `me` with the fields that they determine.
-
-        All ranks must have requested a quorum.
-        """
+        """Return `me` with the fields that the ranks' requests determine. All ranks must have requested a quorum."""
         group, standing = self._group, self._group.standing
         asks = sorted(group.pending(is_gathering=True), key=lambda ask: ask.group_rank)
         states = {ask.holds for ask in asks}
@@ -541,9 +534,9 @@ class QuorumRequests:
     def leave(self, step: int | None) -> None:
         """Leave the quorum because a rank is exiting normally, unless a step has begun and is not committed yet.
 
-        Also leave a quorum that the lighthouse revoked after the group had completed all its steps. The report to
-        the lighthouse then shows a normal exit instead of a loss. `step` is the step that the rank would request
-        next, or None if it is in the middle of a step.
+        This includes a quorum that the lighthouse revoked after the group had completed all its steps. The report
+        to the lighthouse then shows a normal exit, not a loss. `step` is the step that the rank would request next,
+        or None if it is in the middle of a step.
         """
         standing = self._group.standing
         if standing is None:
@@ -556,10 +549,7 @@ class QuorumRequests:
             standing.mode, standing.granted = HoldState.LEAVING, committed
 
     def offer(self, now: float) -> bool:
-        """Grant the next step along with the commit of the previous one, if the quorum and the lease allow it.
-
-        Return True if the step was granted.
-        """
+        """Grant the next step together with the commit of the previous one, if allowed. Return True if granted."""
         standing = self._group.standing
         if standing is None or standing.mode not in (HoldState.STANDING, HoldState.RESUMED):
             return False

@@ -62,8 +62,7 @@ class _Live:
 class LocalHost:
     """Starts and stops the ranks on this host.
 
-    It reports lost processes to the lighthouse through `link`. `report` passes events to the supervisor's state
-    machine.
+    Reports lost processes to the lighthouse through `link`. `report` passes events to the supervisor's state machine.
     """
 
     def __init__(
@@ -94,10 +93,7 @@ class LocalHost:
         await self._is_idle.wait()
 
     def start(self, ranks: Sequence[int], attempt: int, unit: str) -> None:
-        """Start ranks, after the health check if one is configured.
-
-        `attempt` counts the starts of these ranks. `unit` identifies this start on all hosts of the group.
-        """
+        """Start ranks, after the health check if there is one. `unit` identifies this start on all hosts of the group."""
         self._is_idle.clear()
         for rank in ranks:
             self._live[rank] = _Live(attempt, f"{self.plan.incarnation}.{unit}")
@@ -126,8 +122,8 @@ class LocalHost:
     def strike(self, rank: int | None, number: int, *, is_largest: bool = False) -> None:
         """Send signal `number` to all processes of a rank, or of all ranks on this host if `rank` is None.
 
-        If `is_largest`, send it only to the process of each rank that uses the most memory. With torchrun, all ranks of
-        this host count as one.
+        If `is_largest`, signal only the process of each rank that uses the most memory. With torchrun, all ranks on
+        this host count as one rank.
 
         Raises:
             WrongState: The rank is not running on this host.
