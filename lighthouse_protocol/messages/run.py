@@ -244,7 +244,7 @@ class HelloRejected:
 
 @dataclass(frozen=True, slots=True)
 class RankWelcome:
-    """Confirms that the lighthouse has accepted the rank's hello. Other messages may arrive before this confirmation."""
+    """Confirms that the lighthouse has accepted the rank's hello. Other messages may arrive earlier."""
 
     term: Count = 0  # grows with each start of the lighthouse; 0 without a journal
 

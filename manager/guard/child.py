@@ -1,7 +1,8 @@
 """A process that the guard has started, and its output.
 
 `Child` starts the process, writes its log file and stores its exit status. The guard keeps it until the process and all
-its descendants have ended. `Lines` keeps the last lines of the output, which often show why a rank died. `Outlet` is the queue of prefixed lines for the guard's standard output.
+its descendants have ended. `Lines` keeps the last lines of the output, which often show why a rank died. `Outlet` is
+the queue of prefixed lines for the guard's standard output.
 """
 
 import contextlib

@@ -93,7 +93,7 @@ class LocalHost:
         await self._is_idle.wait()
 
     def start(self, ranks: Sequence[int], attempt: int, unit: str) -> None:
-        """Start ranks, after the health check if there is one. `unit` identifies this start on all hosts of the group."""
+        """Start ranks, after the health check if there is one. `unit` identifies this start on all of the hosts."""
         self._is_idle.clear()
         for rank in ranks:
             self._live[rank] = _Live(attempt, f"{self.plan.incarnation}.{unit}")
