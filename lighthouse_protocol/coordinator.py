@@ -158,8 +158,8 @@ class LeaderSearch:
     - After a successful call, the client stays with that lighthouse.
     - If a follower refuses a call and names the leader, the client calls the leader at once. If that call fails too,
       the client ignores the leaders that further refusals name, until a call succeeds or the client pauses.
-    - After any other failure, the client calls the next address of its list at once. It pauses only when the number
-      of such failures reaches the number of addresses.
+    - After any other failure, the client calls the next address of its list at once. It pauses when there have been
+      as many failures as addresses.
     """
 
     def __init__(self, addresses: Sequence[Address]) -> None:

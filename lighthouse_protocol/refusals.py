@@ -54,7 +54,7 @@ class NotServed(LighthouseError):
 
 
 class Superseded(LighthouseError):
-    """The same caller has sent a newer request, which replaces this one."""
+    """A newer request of the same caller replaces this request."""
 
 
 class Drained(LighthouseError):

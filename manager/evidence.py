@@ -409,7 +409,7 @@ class EvidenceCollector:
     async def _take_stacks(self, watch: Watch, found: ProcessSnapshot, asked_at: float) -> ProcessSnapshot:
         """Obtain the stacks of a rank that is not answering, by sending its process a signal.
 
-        Send none if the rank has sent a message since `asked_at`, because it can then run Python.
+        Send no signal if the rank has sent a message since `asked_at`, because it can then run Python.
         """
         if not watch.is_open or watch.hello.offer is None:
             return ProcessSnapshot()

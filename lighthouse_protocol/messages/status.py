@@ -1,4 +1,4 @@
-"""Status of lighthouse and managers, for logs, CLI, dashboard and metrics. Fields are named as in protobuf."""
+"""Status of the lighthouse and managers, for logs, CLI, dashboard and metrics. Fields are named as in protobuf."""
 
 from dataclasses import dataclass
 from enum import StrEnum

@@ -434,8 +434,8 @@ class GroupDriver:
     def check_peer(self, group_rank: int, quorum_id: int, proof: str) -> None:
         """Check that a caller may receive the address at which a rank serves its state.
 
-        Raise NotPermitted if the group's ranks are Agents and `proof` does not prove that the caller is a member of
-        their quorum.
+        Raise NotPermitted if the group's ranks are Agents and `proof` does not prove that the caller belongs to the
+        same quorum.
         """
         secret = self.machine.secret_of(quorum_id)
         if self.machine.proves_itself and not is_proven(proof, secret, ADDRESS_WORD, quorum_id, group_rank):
@@ -472,7 +472,7 @@ class GroupDriver:
         return number
 
     def receive(self, number: int, message: FromRank | None) -> None:
-        """Handle a message on a watch. None stands for a message of unknown type, which still shows a live rank."""
+        """Handle a message on a watch, or None for an unknown type. Any message shows that the rank is alive."""
         watch = self._watches.get(number)
         if watch is None:
             return

@@ -59,7 +59,7 @@ class RankPresence:
         return {rank.group_rank for rank in self._group.ranks if rank.watch is not None and not rank.watch.has_left}
 
     def absence(self) -> tuple[str, frozenset[int]]:
-        """Return (reason, missing ranks). The reason says why the group cannot train now, and is empty if it can."""
+        """Return the reason why the group cannot train now, which is empty if it can, and the missing ranks."""
         missing: list[int] = []
         losses: list[LostRank] = []
         for rank in self._group.ranks:
@@ -156,7 +156,7 @@ class RankPresence:
         return watch.group_rank
 
     def record_rank_failure(self, group_rank: int, rank_incarnation: str, reason: str, now: float) -> bool:
-        """Mark a rank as lost because its process has reported a failure. Return False if it has no open watch."""
+        """Mark a rank as lost because its process reports a failure. If it has no open watch, only return False."""
         if not self.is_watched(group_rank, rank_incarnation):
             return False
         self._mark_lost(self._group.ranks[group_rank], f"rank {group_rank} has failed: {reason}", now)

@@ -111,8 +111,8 @@ class Rank:
     pending: PendingRequest | None = None
 
     last_request: QuorumRequest | None = None
-    """The last request that was part of a join. It contains the address at which the rank serves its state. The step
-    of a later request must not be lower."""
+    """The last request that was part of a join. It contains the address at which the rank serves its state. Later
+    requests must not be for a lower step."""
 
     lowest: tuple[Tag, int] | None = None
     """Tag (step and quorum) of the state that the rank last joined with, and the lowest `max_step` of the quorums
@@ -141,10 +141,10 @@ class Rank:
     """True if the rank has voted on a granted step of the quorum."""
 
     catch_up: CatchUp | None = None
-    """Catch-up state from the rank's request for the highest granted step, or None if it has not asked for it yet."""
+    """Catch-up state from the rank's request for the highest granted step, or None before that request."""
 
     wants_next: bool = False
-    """True if the rank's last vote in the current attempt asked for a grant of the next step."""
+    """True if the rank's last vote in the current attempt requests a grant of the next step."""
 
 
 @dataclass(slots=True)

@@ -200,8 +200,8 @@ class Verdict(Enum):
     LEAVE = auto()  # leave the job instead of joining, because the group is draining
     REFUSE = auto()  # refuse this request only
     REFUSE_ALL = auto()  # refuse the requests of all ranks
-    GATHER = auto()  # keep the request until all ranks have asked
-    JOIN = auto()  # send the join, because all ranks have asked
+    GATHER = auto()  # keep the request until all ranks have requested a quorum
+    JOIN = auto()  # send the join, because all ranks have requested a quorum
 
 
 class RequestDecision(NamedTuple):
@@ -264,7 +264,7 @@ def decide_request(group: ReplicaGroup, request: QuorumRequest, now: float) -> R
 def _decide_grant(
     group: ReplicaGroup, rank: Rank, request: QuorumRequest, now: float
 ) -> tuple[Verdict, HoldState | None]:
-    """Decide whether a grant answers the request (if not, JOIN). Also return the quorum's new mode if it changes."""
+    """Return the verdict on a request under the standing quorum, and the quorum's new mode, or None to keep it."""
     standing = group.standing
     if standing is None or standing.mode in (HoldState.JOINING, HoldState.LEAVING):
         return Verdict.JOIN, None
@@ -361,7 +361,7 @@ class QuorumRequests:
     # -- joins
 
     def gather(self, request: QuorumRequest) -> None:
-        """Store a rank's request until all ranks have asked and the group can join."""
+        """Store a rank's request until all ranks have requested a quorum, so the group can join."""
         group, rank = self._group, self._group.ranks[request.group_rank]
         last = rank.last_request
         if last is not None and last.rank_incarnation != request.rank_incarnation:
@@ -489,8 +489,8 @@ class QuorumRequests:
     def ends_by_discard(self, quorum_id: int) -> bool:
         """Return whether the discard of a step under `quorum_id` ends the standing quorum for this group.
 
-        A group that was too late to heal contributes zeros and always discards the step. The quorum continues for it
-        until all its ranks have voted, because they still take part in the other groups' collectives.
+        A group that was too late to heal contributes zeros and always discards the step. It stays in the quorum until
+        all its ranks have voted, because they still take part in the other groups' collectives.
         """
         standing = self._group.standing
         return standing is not None and standing.quorum.quorum_id == quorum_id and not standing.is_late

@@ -255,9 +255,9 @@ def read_signal(
 ) -> PreemptionNotice | None:
     """Return the preemption notice for a signal that the supervisor received, or None if it is not a notice.
 
-    Only senders among the sources in `used` count. Kubernetes sends SIGTERM `grace_s` seconds before it kills the pod.
-    Slurm sends SIGTERM or the signal of `--signal` (SIGUSR1) before the job ends at SLURM_JOB_END_TIME. If that time is
-    unknown, past or more than MAX_SLURM_NOTICE_S away, Slurm is preempting the job, and `grace_s` seconds are left.
+    It is a notice only if its sender is in `used`. Kubernetes sends SIGTERM `grace_s` seconds before it kills the pod.
+    Slurm sends SIGTERM, or SIGUSR1 with `--signal`, before the job ends at SLURM_JOB_END_TIME. If that time is unknown,
+    past or more than MAX_SLURM_NOTICE_S away, the signal announces a preemption, and `grace_s` seconds are left.
     """
     name, host = signal.Signals(number).name, socket.gethostname()
     if number == signal.SIGTERM and KUBERNETES in used:

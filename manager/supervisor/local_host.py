@@ -143,7 +143,7 @@ class LocalHost:
     async def last_lines(self, rank: int) -> tuple[str, ...] | None:
         """Return the last lines of a rank's output, or None if this supervisor does not run the rank.
 
-        With torchrun, these are the last lines of all ranks on this host.
+        Under torchrun, the lines come from all ranks on this host.
         """
         live = self._live.get(self.plan.host if self.plan.torchrun is not None else rank)
         return await self._guard.tail(live.process) if live is not None and live.process is not None else None
