@@ -244,7 +244,7 @@ class KillRequest:
 class Goodbye:
     """Announces that the lighthouse is closing the session.
 
-    The lighthouse is shutting down, a newer session has replaced it, or the group has left.
+    The lighthouse is shutting down, the group has opened a newer session, or the group has left.
     """
 
     reason: Reason = ""

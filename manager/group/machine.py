@@ -8,8 +8,9 @@ manager's permission for its ranks to enter the next step of that quorum without
 the time after the last acknowledged heartbeat during which the manager may grant.
 
 1. When a rank requests a quorum, the manager grants it a step under the standing quorum, keeps the request until the
-   lighthouse's next message or the group's next vote, or gathers it for a join. When all requests have been
-   gathered, the group joins: it requests the next quorum from the lighthouse. If a gathered request is withdrawn, so is the join.
+   lighthouse's next message or the group's next vote, or gathers it for a join. Once the requests of all ranks are
+   gathered, the group joins: it requests the next quorum from the lighthouse. If a rank withdraws a gathered request,
+   the join is withdrawn, too.
 2. Ranks enter the first step of a standing quorum only under a valid lease.
 3. The next step is granted only after all ranks have committed the previous one. If all ranks ask for this in their
    votes, the answers to the votes carry the grant. A discarded step ends the quorum for this group.
