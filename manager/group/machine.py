@@ -182,7 +182,7 @@ class GroupMachine:
             case events.SessionClosed():
                 self.session.closed()
                 self._awaited = ""
-                self._unopened = None  # requested again in the next session
+                self._unopened = None  # asked for again on the next session
                 if self._has_left:
                     self._session_end = self._session_end or "its session has ended"
                 if self.group.drains:
