@@ -1,6 +1,3 @@
-"""Messages, identities, limits, errors and the wire format that clients and servers share.
-
-This package does not use asyncio.
-"""
+"""Messages, identities, limits, errors and wire format that clients and servers share. No module uses asyncio."""
 
 VERSION = "0.1.0"

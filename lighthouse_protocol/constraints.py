@@ -73,7 +73,7 @@ def check_offset(value: float, field: str) -> float:
 class IntRange:
     """Checks that an integer is in a range.
 
-    `what` introduces the range in error messages: "ranks are" results in "is 9; ranks are 0 to 7".
+    `what` introduces the range in error messages, as "ranks are" does in "is 9; ranks are 0 to 7".
     """
 
     def __init__(self, least: int, most: int, what: str) -> None:

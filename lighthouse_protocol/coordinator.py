@@ -115,13 +115,8 @@ class Coordinator:
 def parse_coordinator(text: str, field: str = "lighthouse", default_port: int | None = LIGHTHOUSE_PORT) -> Coordinator:
     """Parse a join string or an address list in one of the forms that the module docstring lists.
 
-    Args:
-        text: The text to parse.
-        field: Name of the option or variable that contained `text`, for errors.
-        default_port: Port for addresses without one. If None, every address must contain a port.
-
-    Raises:
-        InvalidRequest: If `text` is malformed. The message gives a remedy and never contains the token.
+    If `default_port` is None, every address needs a port. If `text` is malformed, raise InvalidRequest. Its message
+    names `field` and a remedy, and never contains the token.
     """
     text = text.strip()
     if len(text) > MAX_COORDINATOR_CHARS:
@@ -162,9 +157,9 @@ class LeaderSearch:
 
     - After a successful call, the client stays with that lighthouse.
     - If a follower refuses a call and names the leader, the client calls the leader at once. If that call fails too,
-      the client ignores the leaders named by further refusals until its next pause.
-    - After any other failure, the client at once calls the next address of its list. It pauses only after as many
-      failures as the list has addresses.
+      the client ignores the leaders that further refusals name, until a call succeeds or the client pauses.
+    - After any other failure, the client calls the next address of its list at once. It pauses when there have been
+      as many failures as addresses.
     """
 
     def __init__(self, addresses: Sequence[Address]) -> None:

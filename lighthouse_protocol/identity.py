@@ -34,7 +34,7 @@ def check_name(value: str, field: str = "replica_id") -> str:
 
 
 def group_run(run: str, replica_id: str) -> str:
-    """Return the run id under which one replica group's ranks restart independently of the other groups in `run`."""
+    """Return the run id of one replica group, whose ranks restart independently of the other groups in `run`."""
     return f"{run}.{replica_id}"
 
 
@@ -55,8 +55,7 @@ def group_of_supervisor(name: str) -> str:
 def read_identity(wire_id: str, incarnation: str = "") -> tuple[str, str]:
     """Return a caller's (replica_id, incarnation). Raise InvalidRequest if one of them is malformed.
 
-    `wire_id` is the id that the caller sent. It contains the incarnation if it has torchft's form, name:uuid. Other
-    callers send the incarnation separately.
+    In torchft's form, name:uuid, `wire_id` contains the incarnation. Other callers send the incarnation separately.
     """
     name, implied = split_replica_id(check_name(wire_id))
     if incarnation and check_name(incarnation, "incarnation") != implied:
@@ -117,10 +116,7 @@ def parse_address(text: str, field: str) -> Address:
 
 
 def parse_target(text: str, field: str, default_port: int | None = None) -> Address:
-    """Parse the address of a server.
-
-    Raise InvalidRequest if it is malformed, or if neither `text` nor `default_port` gives a port.
-    """
+    """Parse the address of a server. Raise InvalidRequest if it is malformed, or if no port is given."""
     address = parse_address(text, field)
     port = address.port if address.port is not None else default_port
     if not port:

@@ -42,7 +42,7 @@ JOB_METADATA_KEY = "lighthouse-job"
 RUN_METADATA_KEY = "lighthouse-run"
 TOKEN_METADATA_KEY = "authorization"
 TOKEN_SCHEME = "Bearer "
-# Marks a status that one of our daemons sent. gRPC itself makes a status of a broken connection, without this key.
+# Marks a status that one of our daemons sent. gRPC itself creates a status without this key.
 REFUSAL_METADATA_KEY = "lighthouse-refusal"
 # The leader's address, sent with the refusal of a follower.
 LEADER_METADATA_KEY = "lighthouse-leader"

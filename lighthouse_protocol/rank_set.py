@@ -20,7 +20,7 @@ class RankSet(Set[int]):
     @staticmethod
     @lru_cache(maxsize=16)
     def first(count: int) -> RankSet:
-        """Return the ranks 0 to count - 1. This is cached, because a job's groups usually have the same size."""
+        """Return the ranks 0 to count - 1. The result is cached, because a job's groups usually have the same size."""
         return RankSet(bits=(1 << count) - 1)
 
     @classmethod
@@ -38,7 +38,7 @@ class RankSet(Set[int]):
         return self.bits.to_bytes((self.bits.bit_length() + 7) // 8, "little")
 
     def runs(self) -> Iterator[tuple[int, int]]:
-        """Yield the first and last rank in each run of consecutive ranks, in order."""
+        """Yield the first and last rank of each run of consecutive ranks, in order."""
         bits, at = self.bits, 0
         while bits:
             gap = (bits & -bits).bit_length() - 1
@@ -92,7 +92,7 @@ def _bits(other: Set[object]) -> int:
 def largest_count(sets: Iterable[RankSet]) -> int:
     """Return how many of the sets contain the rank that occurs in most of them.
 
-    Counts all ranks at once: integer k of a list holds bit k of every rank's counter.
+    Counts all ranks at once, with binary counters whose bits are spread over several integers.
     """
     planes: list[int] = []  # plane k holds bit k of every rank's counter
     for each in sets:

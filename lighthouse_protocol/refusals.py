@@ -54,7 +54,7 @@ class NotServed(LighthouseError):
 
 
 class Superseded(LighthouseError):
-    """The same caller has sent a newer request, which replaces this one."""
+    """A newer request of the same caller replaces this request."""
 
 
 class Drained(LighthouseError):
@@ -72,10 +72,7 @@ class Unreachable(LighthouseError):
 
 
 class NotLeader(Unreachable):
-    """This lighthouse is not the leader and has not acted on the request.
-
-    `leader` is the leader's address, or empty if it is unknown.
-    """
+    """This lighthouse is not the leader and did nothing. `leader` is the leader's address, or empty if unknown."""
 
     may_have_happened = False
 

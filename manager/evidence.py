@@ -3,9 +3,9 @@
 All ranks are queried in parallel, each with a fixed time limit. A rank that can still run Python answers with its
 stacks and its latest collectives. A process on this host is also inspected from outside. Its state is read from /proc.
 If the rank does not answer, a signal makes its process write its Python stacks. Ranks that answer are not signalled,
-because the signal may crash a process that is running Python. Missing evidence is reported with the reason. A rank
-whose watch (its stream to the manager) has closed is inspected as well, because its process may still exist, for
-example stopped by a signal.
+because the signal may crash a process that is running Python. Missing evidence is reported with the reason. A rank is
+also inspected after its watch (its stream to the manager) has closed, because its process may still exist, for example
+stopped by a signal.
 
 An inspection from outside blocks, and reading /proc can hang if the process is stuck in the kernel. Therefore each runs
 in its own thread with a time limit.
@@ -167,14 +167,8 @@ class NoStacksError(Exception):
 def take_stacks(descriptor: int, state: ProcessState, offer: EvidenceOffer, within_s: float) -> str:
     """Make a process write its Python stacks, and return them. Block for at most `within_s` seconds.
 
-    Args:
-        descriptor: A pidfd of the process.
-        state: The state of the process, as returned by read_process().
-        offer: The signal to send, and the process's own descriptor of the file to which its handler writes.
-        within_s: Time limit in seconds.
-
-    Raises:
-        NoStacksError: The process cannot be signalled, or has written nothing in time.
+    `descriptor` is a pidfd. `offer` names the signal to send, and the file to which the process's handler writes.
+    Raise NoStacksError if the process cannot be signalled, or has written nothing in time.
     """
     if not offer.signal:
         raise NoStacksError("it has no handler that writes them")
@@ -208,10 +202,7 @@ def _opened(pid: int, number: int) -> Generator[int, None, None]:
 
 
 def _written(file: int, ends_at: float, within_s: float) -> str:
-    """Wait until the file with the stacks stops growing or `ends_at` has passed, and return its content.
-
-    Raise NoStacksError if the file is still empty. `within_s` is the time limit that the error message gives.
-    """
+    """Return the content of the file with the stacks once it stops growing, or when `ends_at` has passed."""
     size, rests_at = 0, ends_at
     while (now := time.monotonic()) < min(ends_at, rests_at):
         if (grown := os.fstat(file).st_size) > size:
@@ -245,10 +236,7 @@ async def probe_alone(request: WatchHello, is_here: bool) -> ProcessSnapshot:
 
 
 async def probe_with_output(request: WatchHello, lines: Awaitable[tuple[str, ...] | None]) -> ProcessSnapshot:
-    """Inspect a rank's process on this host, and add the last lines of its output.
-
-    Awaiting `lines` returns those lines, or None if this supervisor does not run the rank.
-    """
+    """Inspect a process and add its last output. `lines` returns None if this supervisor does not run the rank."""
     async with asyncio.TaskGroup() as both:
         seeing = both.create_task(probe(request))
         reading = both.create_task(_last(lines))
@@ -321,10 +309,7 @@ UNREAD_S = 0.1  # time to read messages that arrived while this process was busy
 
 
 class EvidenceCollector:
-    """Collects evidence of what the ranks in one group are doing, and passes it to `send`.
-
-    `probe` inspects a rank's process from outside.
-    """
+    """Collects evidence about one group's ranks, and passes it to `send`. `probe` inspects a process from outside."""
 
     def __init__(
         self, group_world_size: int, send: Callable[[session.ToLighthouse], None], probe: ProbeProcess = probe_alone
@@ -424,8 +409,7 @@ class EvidenceCollector:
     async def _take_stacks(self, watch: Watch, found: ProcessSnapshot, asked_at: float) -> ProcessSnapshot:
         """Obtain the stacks of a rank that is not answering, by sending its process a signal.
 
-        `found` is the result of the inspection that began at `asked_at`. If a later message from the rank shows that
-        it can run Python, no signal is sent.
+        Send no signal if the rank has sent a message since `asked_at`, because it can then run Python.
         """
         if not watch.is_open or watch.hello.offer is None:
             return ProcessSnapshot()

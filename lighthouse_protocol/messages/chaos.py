@@ -1,8 +1,7 @@
 """Faults that `lighthouse chaos` injects into a running job, and their limits.
 
-The lighthouse sends a FaultOrder to the manager of the target group. The manager either begins the fault or refuses it,
-and sends a FaultReport. It ends the fault once the ordered duration has passed, even if it has lost its connection to
-the lighthouse by then.
+The lighthouse sends a FaultOrder to the manager of the target group. The manager begins the fault or refuses it, and
+answers with a FaultReport. It ends the fault after its duration, even if it has lost its connection to the lighthouse.
 """
 
 from dataclasses import dataclass
@@ -32,7 +31,7 @@ MAX_DELAY_S = 2.0
 
 @dataclass(frozen=True, slots=True)
 class FaultOrder:
-    """Order to a manager to begin a fault. For the kinds in IN_RANK, the manager sends it on to the rank."""
+    """Order to a manager to begin a fault. The manager forwards the kinds in IN_RANK to the rank."""
 
     number: Count
     kind: FaultKind

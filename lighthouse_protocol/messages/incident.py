@@ -13,7 +13,7 @@ from typing import Annotated, Any
 from lighthouse_protocol.constraints import Age, Count, GroupRank, Offset, Output, Shortened, Text
 from lighthouse_protocol.limits import MAX_OUTPUT_CHARS, MAX_OUTPUT_LINES
 
-# Evidence shows what a rank was doing: its stacks, newest collectives, process and output. Any part may be unavailable,
+# Evidence shows what a rank was doing: its stacks, latest collectives, process and output. Any part may be unavailable,
 # especially from a rank that hangs. Missing parts are listed with the reason.
 
 # Maximum sizes: 64 KiB for a rank, 8 MiB for a replica group.
@@ -58,7 +58,7 @@ class RankEvidence:
     pid: Count = 0
     host: Text = ""
     stacks: str = ""  # of all Python threads
-    flight_recorder: str = ""  # JSON text, a list of collectives, the newest last
+    flight_recorder: str = ""  # JSON text, a list of collectives, oldest first
     process: str = ""  # lines from /proc
     output: tuple[str, ...] = ()  # last lines written
     missing: tuple[str, ...] = ()  # unavailable parts, with reasons
@@ -104,7 +104,7 @@ def fit_evidence(evidence: RankEvidence, ranks: int = 1) -> RankEvidence:
 
     Args:
         evidence: Evidence of one rank.
-        ranks: Number of ranks in the message. Above MAX_RANKS_IN_FULL, the maximum per rank shrinks accordingly.
+        ranks: Number of ranks in the message. Above MAX_RANKS_IN_FULL, they share the space.
     """
     share = min(1.0, MAX_RANKS_IN_FULL / ranks)
     missing, recorder = evidence.missing, evidence.flight_recorder

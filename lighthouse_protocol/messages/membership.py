@@ -78,7 +78,7 @@ class Participant:
 
     @property
     def requested_step(self) -> int:
-        """The step for which the group requests a quorum. If the group is behind, it heals and does a later one."""
+        """The step for which the group requests a quorum. If the group is behind, it heals and does a later step."""
         return self.step if self.works_at is None else self.works_at
 
     @property

@@ -1,7 +1,6 @@
 """Notices that a host will be taken away, and the messages that carry them.
 
-A notice gives the time as Unix time, as the clouds' metadata services do, so the hosts' clocks should agree within a
-second.
+A notice contains a Unix time, so the clocks of hosts should agree within a second.
 """
 
 from dataclasses import dataclass
@@ -26,10 +25,7 @@ class PreemptionNotice:
 
 @dataclass(frozen=True, slots=True)
 class PreemptionReport:
-    """Report of a notice that affects a replica group.
-
-    A manager sends it to the lighthouse. In a group with several hosts, supervisors send it to host 0.
-    """
+    """Reports a notice about a replica group to the lighthouse, or about a host, by its supervisor, to host 0."""
 
     notice: PreemptionNotice | None  # None if the notice was withdrawn
 

@@ -1,7 +1,6 @@
 """Progress of ranks: the samples that ranks send, and the views and statuses derived from them.
 
-All times are durations in seconds, or ages in seconds at the creation of the sample or view, so the clocks of hosts
-need not agree.
+All times are durations, or ages when the sample or view was created, in seconds. The hosts' clocks need not agree.
 """
 
 from dataclasses import dataclass, replace
@@ -75,14 +74,14 @@ class Collective:
 
 @dataclass(frozen=True, slots=True)
 class GroupCalls:
-    """How many collectives a rank has entered in a process group that its script created, and the most recent one."""
+    """Number of collectives that a rank has entered in a process group of its script, and the most recent one."""
 
     group: PhaseName
     entered: Count
     is_inside: bool = False  # one of them has not finished
-    operation: PhaseName = ""  # newest operation, empty if unknown
-    shape: Annotated[str, MaxChars(MAX_LABEL_CHARS)] = ""  # newest shape, empty if unknown
-    # Unfinished operations entered just before the newest, the newest last.
+    operation: PhaseName = ""  # most recent operation, empty if unknown
+    shape: Annotated[str, MaxChars(MAX_LABEL_CHARS)] = ""  # its shape, empty if unknown
+    # Unfinished operations that were entered before the most recent one, oldest first.
     before: Annotated[tuple[PhaseName, ...], EntryCount(MAX_BEFORE)] = ()
 
 
@@ -215,7 +214,7 @@ class ProgressSample:
 
 
 class RankName(NamedTuple):
-    """Name of a rank. `replica_id` is empty where all ranks belong to the same group."""
+    """Name of a rank. `replica_id` is empty if all ranks in question belong to one group."""
 
     replica_id: Text
     group_rank: GroupRank
@@ -252,7 +251,7 @@ class RankView:
         return not self.sample.is_inside and not self.sample.waits_for
 
     def aged(self, by_s: float, still_by_s: float = 0.0) -> "RankView":
-        """Return a copy with changed ages. Negative arguments make the ages smaller.
+        """Return a copy with seconds added to its ages, or subtracted if negative.
 
         Args:
             by_s: Seconds to add to the age of the last heartbeat.
@@ -311,7 +310,7 @@ class RankPlace:
     done: int  # ticks of the phase
     total: int | None  # expected ticks, None if unknown
     phase_s: Offset
-    collective: str  # newest collective entered
+    collective: str  # most recent collective that the rank has entered
     is_inside: bool
     waits_for: str
     beat_age_s: Offset

@@ -1,7 +1,6 @@
 """Messages that the lighthouse exchanges with the ranks and supervisors of a run, and the status of a run.
 
-The ranks in a run execute the user's function together, and again after a failure. Each attempt is a *generation*,
-which has a unique number and a fixed list of ranks.
+A *generation* is one attempt to run the user's function. It has a unique number and a fixed list of ranks.
 """
 
 from dataclasses import dataclass, field
@@ -102,7 +101,7 @@ class RunCounters:
 
 @dataclass(frozen=True, slots=True)
 class Generation:
-    """One attempt by a run to execute the user's function. `active[i]` is the process of rank i."""
+    """One attempt to run the user's function. `active[i]` is the process of rank i."""
 
     active: tuple[RankId, ...]
     counters: RunCounters
@@ -245,7 +244,7 @@ class HelloRejected:
 
 @dataclass(frozen=True, slots=True)
 class RankWelcome:
-    """Confirms that the lighthouse has accepted the rank's hello. Other messages may arrive before this one."""
+    """Confirms that the lighthouse has accepted the rank's hello. Other messages may arrive earlier."""
 
     term: Count = 0  # grows with each start of the lighthouse; 0 without a journal
 
@@ -313,10 +312,7 @@ class StopAsked:
 
 @dataclass(frozen=True, slots=True)
 class HostExcluded:
-    """Reports that the supervisor will not restart its ranks.
-
-    The hardware check has failed, or the ranks have failed too often in a row.
-    """
+    """Reports that a host's ranks will not restart: its hardware check failed, or they failed too often in a row."""
 
     reason: Reason
 
@@ -326,7 +322,7 @@ FromSupervisor = SupervisorHello | SupervisorHeartbeat | ProcessLost | StopAsked
 
 @dataclass(frozen=True, slots=True)
 class SupervisorWelcome:
-    """Permission for a supervisor to start its ranks. It is not sent if the supervisor may not enter the run."""
+    """Permission for a supervisor to start its ranks. It is withheld if the run has stopped or the host is excluded."""
 
     beat_interval_s: Seconds
 

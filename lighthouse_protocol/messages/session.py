@@ -1,8 +1,8 @@
 """Messages of sessions (between a manager and the lighthouse) and of watches (between a rank and its manager).
 
-Messages carry the current state, not changes. Each hello and heartbeat repeats which quorum the manager holds, whether
-its group is leaving and which ranks are down; each acknowledgement repeats the lighthouse's order. So a message that is
-lost with its connection does no harm.
+Messages carry the current state, not changes. Each hello and heartbeat repeats the manager's quorum, whether the group
+is draining and which ranks are down; each acknowledgement repeats the lighthouse's order. So a message that is lost
+with its connection does no harm.
 """
 
 from dataclasses import dataclass, field
@@ -244,7 +244,7 @@ class KillRequest:
 class Goodbye:
     """Announces that the lighthouse is closing the session.
 
-    The lighthouse is shutting down, a newer session of the group has replaced this one, or the group has left.
+    The lighthouse is shutting down, the group has opened a newer session, or the group has left.
     """
 
     reason: Reason = ""

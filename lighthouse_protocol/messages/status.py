@@ -1,7 +1,4 @@
-"""Status of the lighthouse and of managers, for the logs, the CLI, the dashboard and the metrics.
-
-Fields have the same names as in the protobuf messages.
-"""
+"""Status of the lighthouse and managers, for logs, CLI, dashboard and metrics. Fields are named as in protobuf."""
 
 from dataclasses import dataclass
 from enum import StrEnum
@@ -178,5 +175,5 @@ class ManagerStatus:
 
     @property
     def kept_step(self) -> int:
-        """Lowest of the steps whose states the ranks keep in memory, or 0 if a rank keeps none."""
+        """Lowest step among the states that the ranks keep in memory, or 0 if any rank keeps none."""
         return min((each.step for each in self.kept), default=0) if len(self.kept) == self.group_world_size else 0

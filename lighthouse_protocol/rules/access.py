@@ -223,8 +223,8 @@ def check_bounds_on_run(principal: Principal, job: str, what: str) -> None:
 #
 # - The first line that matches a name of the certificate decides.
 # - `*` matches one part of a name, between two slashes of a SPIFFE id or between two dots of a DNS name.
-# - `{job}` and `{replica_id}` match one part too, and bind the certificate to it: it may act only in that job, or only
-#   for that replica group. `job = "..."` and `replica_id = "..."` bind a certificate whose name does not contain them.
+# - `{job}` and `{replica_id}` match one part too, and bind the certificate to it: it may act only in that job, or for
+#   that replica group. `job = "..."` and `replica_id = "..."` bind a certificate whose name does not contain them.
 
 FIELD = "--tls-identities"
 MAX_LINES = 10_000

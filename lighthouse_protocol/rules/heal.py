@@ -5,7 +5,7 @@
 2. The rate of a restarted heal is measured from the restart. A heal counts as restarted if its number or process is
    new, or if its byte count has fallen because it changed its source.
 3. The ranks in a group heal in parallel, so their bytes and rates are summed. The time left is the slowest rank's, and
-   is unknown if any rank's is. Ranks that have finished stay in the sums until the whole group has.
+   is unknown if any rank's is. A rank that has finished counts until all ranks have.
 4. The log gets a line when a heal starts, every LOGGED_EVERY_S, and when the heal succeeds or fails.
 
 Reports contain durations, not timestamps, so the clocks of sender and reader need not agree. This module does no I/O.
@@ -96,7 +96,7 @@ class GroupHeal:
         """Record a rank's report.
 
         Args:
-            group_rank: The rank that sent the report.
+            group_rank: The reporting rank.
             process: Identifies the rank's process. It changes at every start.
             heal: The rank's heal, or None if the rank is not healing.
             at: Time of the report.
@@ -115,7 +115,7 @@ class GroupHeal:
         self._over_at = None if self._under_way() or not self._ranks else at if self._over_at is None else self._over_at
 
     def retain_ranks(self, group_ranks: Container[int], at: float) -> None:
-        """Abort the heals of all ranks that are not in `group_ranks`, because their processes have exited."""
+        """Abort the unfinished heals of ranks that are not in `group_ranks`, because their processes have exited."""
         for group_rank in [rank for rank in self._ranks if rank not in group_ranks]:
             self.add_report(group_rank, "", None, at)
 
@@ -127,7 +127,7 @@ class GroupHeal:
         self._ranks[group_rank] = rank
 
     def _abort_heal(self, group_rank: int, at: float) -> None:
-        # A finished heal is kept until the group's heal is over. An unfinished heal has failed.
+        # A finished heal is kept until the heal of the group ends. An unfinished heal has failed.
         known = self._ranks.get(group_rank)
         if known is not None and not known.heal.is_over:
             self._aborted = self.status(at)

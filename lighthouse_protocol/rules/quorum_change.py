@@ -1,6 +1,6 @@
 """Differences between quorums, log lines about long waits for a quorum, and formatting of ranks.
 
-A manager that already has a quorum receives only the changes, because a full list contains every group of the job. This
+A full list contains every group of the job, so a manager that already has a quorum receives only the changes. This
 module does no I/O.
 
 1. A digest over the full content, including the order of the members, identifies a quorum. A manager's join request

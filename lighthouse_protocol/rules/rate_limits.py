@@ -1,11 +1,10 @@
 """Restart budgets of runs, and limits on the resources that a peer may use.
 
-The restart budget of a run decides whether and when a failed function runs again. The limits per peer keep one peer
-from starving the others. A peer is a host: a thousand managers behind one address are one peer, and the limits allow
-for that. A check takes constant time, except that all peers are scanned at most once a second while there are too many.
-A refused request takes nothing from the limit that it exceeds, and its error names the limit and the remedy.
-
-This module does no I/O, and callers pass the time.
+The restart budget of a run decides whether and when a failed function runs again. The limits per peer prevent a peer
+from starving the others. A peer is a host; the limits allow for a thousand managers behind one address. A check takes
+constant time, except that all peers are scanned at most once a second while there are too many. A refused request takes
+nothing from the limit that it exceeds, and its error names the limit and the remedy. This module does no I/O and reads
+no clock.
 """
 
 import math
@@ -36,14 +35,7 @@ class RestartBudget:
         self._fruitless = 0
 
     def add_failure(self, terms: RunTerms, now: float, *, lasted_s: float, has_stepped: bool) -> float:
-        """Record the failure of a generation and return the delay before the next one in seconds.
-
-        Args:
-            terms: Settings of the run.
-            now: Current time, by the same clock as `failed_at`.
-            lasted_s: How long the generation ran.
-            has_stepped: Whether the generation completed a step.
-        """
+        """Record a failed generation, which ran for `lasted_s`, and return the delay before the next one in seconds."""
         if terms.max_restarts is not None:
             recent = [at for at in self.failed_at if now - at < terms.restart_window_s]
             self.failed_at = (*recent, now)[-terms.max_restarts - 1 :]
@@ -136,7 +128,7 @@ _PER_STREAM = (Resource.STREAM_MESSAGES, Resource.STREAM_BYTES)
 
 @dataclass(frozen=True, slots=True)
 class PeerLimits:
-    """Limits on the resources that one peer may use."""
+    """Limits on the resources of a single peer."""
 
     open: int = 4096  # concurrent calls and streams
     reads: int = 2  # concurrent expensive answers; further requests wait
@@ -155,7 +147,7 @@ class PeerLimits:
     def for_open(cls, open: int) -> "PeerLimits":
         """Return limits for `open` concurrent calls and streams per peer.
 
-        If `open` exceeds its default, all rates grow in proportion, except those of a single stream.
+        If `open` exceeds its default, the rates grow in proportion, but the limits of a single stream do not.
         """
         limits = cls(open=open)
         share = max(1.0, open / cls().open)

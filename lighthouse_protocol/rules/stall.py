@@ -1,12 +1,11 @@
 """Stall detection: has training stopped making progress, and which ranks are behind?
 
-Managers apply the rules to their own ranks, the lighthouse applies them to the ranks in all groups. A *mark* is any
-sign of a rank's progress. This module does no I/O.
+A manager applies the rules to its own ranks, the lighthouse to the ranks of all groups. A *mark* is any sign of a
+rank's progress. This module does no I/O.
 
 1. A rank is waiting while it is in a collective, or in a wait that its script has declared. Otherwise it is running.
-2. Training has stalled if the last mark of every running rank is older than the limit for its phase. Waiting ranks do
-   not count as long as another rank is running. If all ranks are waiting, training has stalled if all their last marks
-   are older than `floor_s`.
+2. Training has stalled if the last mark of every running rank is older than the limit for its phase. Waiting ranks
+   count only if no rank is running. Training has then stalled if all last marks are older than `floor_s`.
 3. If ranks have entered the same collective, by number, with different operations or shapes, the verdict is
    "divergence", without suspects. Ranks that are in several collectives at once, as with DDP's buffers, are compared
    number by number.
@@ -64,7 +63,7 @@ NOTHING: Order = (0, 0, 0)
 # A process group: (replica id, name of the process group of the script). Both are empty for the Agent's collectives.
 Circle: TypeAlias = tuple[str, str]
 
-# The newest collective, and whether the rank has left it. A rank still inside is behind a rank that has left it.
+# The most recent collective, and whether the rank has left it. A rank still inside is behind a rank that has left it.
 Place: TypeAlias = tuple[Order, bool]
 
 
@@ -288,8 +287,7 @@ def _is_suspectable(sample: ProgressSample, least: Order | None) -> bool:
 def _least(ranks: list[RankView], shared: frozenset[str], *, are_behind: bool) -> list[RankView]:
     """Return the least advanced of `ranks`, which are all at the same step, by their `shared` phases.
 
-    If `are_behind`, all of `ranks` are known to be behind some other rank. Otherwise, return only ranks that are behind
-    another one of `ranks`.
+    `are_behind` means that all of `ranks` are behind some other rank. If not, return only ranks behind one of `ranks`.
     """
     places = group_ranks(lambda rank: _phases_of(rank.sample, shared), ranks)  # many ranks share few places
     heads = [party[0].sample for party in places]

@@ -49,7 +49,7 @@ CODECS: dict[type[Any], Codec[Any, Any]] = {}  # by message class
 
 
 def register_codec(cls: type[M], schema: type[P], write: Callable[[M], P], read: Callable[[P], M]) -> Codec[M, P]:
-    """Register a hand-written codec for a class whose fields differ from those of its protobuf message.
+    """Register a hand-written codec for a class whose fields do not match its protobuf message.
 
     Compiled codecs also use it for fields of this class.
     """
@@ -61,10 +61,8 @@ def compiled(cls: type[M], schema: type[P]) -> Codec[M, P]:
     """Return the codec of a dataclass or NamedTuple, compiling it on first use.
 
     A class may define two methods. `fitted` returns a copy that fits into a message, and is called on write and
-    read. `check` is called on read, and raises InvalidRequest if fields contradict each other.
-
-    Raises:
-        TypeError: If the field names of `cls` and `schema` differ.
+    read. `check` is called on read, and raises InvalidRequest if fields contradict each other. Raise TypeError if
+    the field names of `cls` and `schema` differ.
     """
     if cls in CODECS:
         return CODECS[cls]

@@ -120,8 +120,7 @@ def accepted_shared(quorum: Quorum, stands: bool, created_at: float, secret: str
 def accepted_for(shared: bytes, join: int) -> bytes:
     """Return the serialised JoinAccepted for the join with number `join`.
 
-    `shared` is the result of accepted_shared(). The number is appended to it, because protobuf merges concatenated
-    messages.
+    `shared` is the result of accepted_shared(). Appending the number works because protobuf merges the two messages.
     """
     own = lighthouse_pb2.SessionResponse(join_accepted=lighthouse_pb2.JoinAccepted(join=join))
     return shared + own.SerializeToString()

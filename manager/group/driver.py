@@ -2,9 +2,8 @@
 
 `GroupDriver` feeds events to a `GroupMachine`, performs the effects in order and sets one timer for the state machine's
 next deadline. It is synchronous. The clock, the ranks' streams and calls, the session with the lighthouse and the
-evidence collector are passed in, so the simulator runs the same code. It uses `RankNotices`, which notifies the ranks
-of waits, of the job's size and of preemptions, and `GroupProgressDriver`, which collects progress samples and detects
-stalls.
+evidence collector are passed in, so the simulator runs the same code. `RankNotices` notifies the ranks of waits, the
+job's size and preemptions. `GroupProgressDriver` collects progress samples and detects stalls.
 """
 
 import itertools
@@ -82,7 +81,7 @@ Watches = dict[int, Watch]
 """The open watches, by number."""
 
 
-# The ranks in a group do not connect at the same moment, so missing ranks are logged only after this time.
+# A group's ranks do not connect at the same moment, so missing ranks are logged only after this time.
 INCOMPLETE_LOGGED_AFTER_S = 10.0
 
 
@@ -179,7 +178,7 @@ class RankNotices:
 class GroupProgressDriver:
     """Collects the ranks' progress samples, logs stalls and returns the group's progress for heartbeats.
 
-    `incarnation` returns the group's current incarnation. `lag` detects pauses in this process, during which it cannot
+    `incarnation` returns the group's current incarnation. `lag` detects pauses of this process, in which it cannot
     read samples.
     """
 
@@ -217,7 +216,7 @@ class GroupProgressDriver:
             self._progress.remove_rank(watch.hello.group_rank)
 
     def was_late(self, by_s: float) -> None:
-        """Do not count the `by_s` seconds for which this process was paused as time without progress."""
+        """Do not count a pause of this process as time without progress. Call this before a verdict."""
         self._progress.add_pause(by_s, self._clock())
 
     def view(self, now: float) -> GroupView:
@@ -242,7 +241,7 @@ class GroupProgressDriver:
 
 
 def _is_within_group(sample: ProgressSample) -> bool:
-    """Return True if the rank has no Agent, or if its newest collective involves only ranks of its own group."""
+    """Return True if the rank has no Agent, or if its most recent collective stays within its group."""
     return bool(sample.at) or (sample.collective is not None and sample.collective.within_group)
 
 
@@ -326,14 +325,9 @@ class GroupDriver:
         timers: The clock.
         link: The session with the lighthouse.
         evidence: The evidence collector.
-        report: Receives each outcome that the daemon or its supervisor must handle:
-
-            - `HasLeft` or `Killed` if the group has left the job or was killed,
-            - `RankGivenUp` if a lost rank has not returned in time,
-            - `GroupGivenUp` if the group does not fit its peers,
-            - `PreemptionNoted`, the lighthouse's answer to a preemption notice.
+        report: Receives each `Outcome`, which the daemon or its supervisor handles.
         limits: Time limits after which a rank counts as stalled.
-        lag: Detects pauses in this process.
+        lag: Detects pauses of this process.
     """
 
     def __init__(
@@ -382,7 +376,7 @@ class GroupDriver:
         return self.machine.watches.has_ranks
 
     def describe(self, me: Participant) -> None:
-        """Replace `me`, the group's description of itself to its peers. Call this once its addresses are known."""
+        """Set this group's description as a participant, once its addresses are known."""
         self.machine.group.me = me
 
     def status(self) -> GroupStatus:
@@ -440,8 +434,8 @@ class GroupDriver:
     def check_peer(self, group_rank: int, quorum_id: int, proof: str) -> None:
         """Check that a caller may receive the address at which a rank serves its state.
 
-        Raise NotPermitted if the group's ranks are Agents and `proof` does not prove that the caller is a member of
-        their quorum.
+        Raise NotPermitted if the group's ranks are Agents and `proof` does not prove that the caller belongs to the
+        same quorum.
         """
         secret = self.machine.secret_of(quorum_id)
         if self.machine.proves_itself and not is_proven(proof, secret, ADDRESS_WORD, quorum_id, group_rank):
@@ -454,7 +448,7 @@ class GroupDriver:
         return replace(assignment, secret=self.machine.secret_of(assignment.quorum_id))
 
     def ranks_started(self, group_ranks: Sequence[int] | None) -> None:
-        """Record that a supervisor has restarted the lost ranks among `group_ranks` (if it is None, all lost ranks)."""
+        """Record that a supervisor has restarted the lost ranks among `group_ranks`, or all of them if it is None."""
         self._feed(events.RanksStarted(None if group_ranks is None else tuple(group_ranks)))
 
     # -- watches of ranks
@@ -478,10 +472,7 @@ class GroupDriver:
         return number
 
     def receive(self, number: int, message: FromRank | None) -> None:
-        """Handle a message on a watch, which shows that the rank is alive.
-
-        `message` is None if its type is unknown.
-        """
+        """Handle a message on a watch, or None for an unknown type. Any message shows that the rank is alive."""
         watch = self._watches.get(number)
         if watch is None:
             return
@@ -564,11 +555,7 @@ class GroupDriver:
         self._link.send(self._preemption)
 
     def set_preemption(self, notice: PreemptionNotice | None, *, should_save: bool) -> None:
-        """Send a preemption notice to the connected ranks now, and to other ranks when they connect.
-
-        `notice` is None if there is no notice, or if it has been withdrawn. `should_save` tells the ranks to save a
-        checkpoint before they exit.
-        """
+        """Send a notice, or its withdrawal (None), to the connected ranks and to those that connect later."""
         self._notices.set_preemption(PreemptionChanged(notice, should_save))
 
     def close(self, reason: str) -> None:
@@ -731,5 +718,5 @@ def _log_pushed(message: ToRank, watches: tuple[int, ...]) -> None:
 
 
 def _answer_within_s(time_left_s: float) -> float:
-    """Return the time limit in seconds for answering a caller whose own deadline is in `time_left_s` seconds."""
+    """Return the seconds in which to answer, so that the answer arrives before the deadline in `time_left_s`."""
     return time_left_s - answer_margin_s(time_left_s) / 2

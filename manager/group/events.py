@@ -114,7 +114,7 @@ class RankHealed:
 
 @dataclass(frozen=True, slots=True)
 class RanksStarted:
-    """A supervisor has restarted the lost ranks among `group_ranks` (if it is None, all lost ranks)."""
+    """A supervisor has restarted the lost ranks among `group_ranks`, or all of them if it is None."""
 
     group_ranks: tuple[int, ...] | None = None
 
@@ -198,14 +198,14 @@ class MissingChanged:
 
 @dataclass(frozen=True, slots=True)
 class WaitChanged:
-    """Record that the ranks' wait for a quorum has begun or ended, or has ended for only some of the ranks."""
+    """Record that the ranks' wait for a quorum has begun or ended, or has ended for some of the ranks only."""
 
     is_waiting: bool
 
 
 @dataclass(frozen=True, slots=True)
 class RankGivenUp:
-    """Report that a lost rank has not returned in time. A supervisor may then kill and restart the rank's process."""
+    """Report that a lost rank has not returned in time. A supervisor restarts it unless it exited normally."""
 
     group_rank: int
     reason: str
@@ -215,13 +215,13 @@ class RankGivenUp:
 
     @property
     def is_expected(self) -> bool:
-        """Return True if the rank exited normally or is being restarted, which means that its loss is not a failure."""
+        """Return True if the loss is not a failure: the rank exited normally, or is being restarted."""
         return self.has_left or self.is_started
 
 
 @dataclass(frozen=True, slots=True)
 class GroupGivenUp:
-    """Report that the group does not fit its peers (its model may differ), which a restart would not fix."""
+    """Report that the group does not fit its peers, for example in its model, which a restart would not fix."""
 
     reason: str
 
@@ -244,7 +244,7 @@ class SessionGivenUp:
 class SilenceChanged:
     """The lighthouse has stopped or resumed answering heartbeats.
 
-    If it has stopped, open a second connection and move the session there. If it has resumed, cancel that.
+    If it has stopped, open a second connection and move the session there. If it has resumed, cancel that attempt.
     """
 
     is_silent: bool

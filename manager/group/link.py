@@ -89,10 +89,9 @@ class _Connection:
 class LighthouseLink:
     """Runs sessions with the lighthouse, one at a time.
 
-    A session may move to a second connection. The first connection closes only after the lighthouse has accepted
-    the second. If the first closed earlier, the lighthouse would consider this group lost. `connect` creates a client
-    for the address that `search` selects. Each client has its own connection, so no attempt waits for another's
-    backoff.
+    A session may move to a second connection. The first connection closes only after the lighthouse has accepted the
+    second. If the first closed earlier, the lighthouse would consider this group lost. `connect` creates a client for
+    the address that `search` selects. Each client has a separate connection, so no attempt waits for another's backoff.
     """
 
     def __init__(self, connect: Callable[[], AsyncLighthouseClient], search: LeaderSearch) -> None:

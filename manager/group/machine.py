@@ -8,16 +8,17 @@ manager's permission for its ranks to enter the next step of that quorum without
 the time after the last acknowledged heartbeat during which the manager may grant.
 
 1. When a rank requests a quorum, the manager grants it a step under the standing quorum, keeps the request until the
-   lighthouse's next message or the group's next vote, or gathers it for a join. When all ranks have asked, the group
-   joins: it requests the next quorum from the lighthouse. If a gathered request is withdrawn, so is the join.
+   lighthouse's next message or the group's next vote, or gathers it for a join. Once the requests of all ranks are
+   gathered, the group joins: it requests the next quorum from the lighthouse. If a rank withdraws a gathered request,
+   the join is withdrawn, too.
 2. Ranks enter the first step of a standing quorum only under a valid lease.
 3. The next step is granted only after all ranks have committed the previous one. If all ranks ask for this in their
    votes, the answers to the votes carry the grant. A discarded step ends the quorum for this group.
 4. The loss of a rank also ends the quorum, and the other ranks receive `Revoked`. If the rank does not return, they
    receive `RankGone`, and their requests are refused, because their collectives would wait for it forever.
-5. A rank that closes its Agent normally after its last committed step does not exit until it receives `Released`. The
-   manager sends this when the quorum is over, because peers may still be reading the rank's data, and when the group's
-   other ranks have left or requested the next step.
+5. A rank that closes its Agent normally after its last committed step exits only when it receives `Released`. The
+   manager sends this once the quorum is over, because peers may still be reading the rank's data, and the group's other
+   ranks have left or requested the next step.
 6. Changes for which the lighthouse is waiting, such as the loss of a rank or the end of a quorum, are sent immediately.
 7. A draining group completes the steps that it has been granted, and leaves instead of joining again.
 """
@@ -342,10 +343,7 @@ class GroupMachine:
         self.group.effects += answers
 
     def _decide_again(self, now: float) -> None:
-        """Try again to answer the waiting requests, because the group's state has changed.
-
-        Requests that were gathered for a join keep waiting, because the next quorum answers them.
-        """
+        """Decide again on the waiting requests, except those gathered for a join, which the next quorum answers."""
         waiting = self.group.pending(is_gathering=False)
         for request in waiting:
             self.group.ranks[request.group_rank].pending = None
@@ -410,11 +408,7 @@ class GroupMachine:
         self.watches.restart_timeout(open_calls, now)
 
     def _expire_ranks(self, now: float) -> None:
-        """Handle expired timeouts of ranks.
-
-        A rank that has exceeded the rank timeout is lost, which ends the quorum. A lost rank that has not returned in
-        time is given up: the group's other ranks and the supervisor, if there is one, are notified.
-        """
+        """Handle ranks that have exceeded the rank timeout, and lost ranks that have not returned in time."""
         for rank in self.watches.expire(now):
             self._handle_loss(rank, now)
         for loss in self.watches.given_up(now):
@@ -465,8 +459,8 @@ class GroupMachine:
     def _end_call(self, call: int, error: LighthouseError | None) -> None:
         """Drop the request or the unbound vote of a call that has ended.
 
-        `error` is the error with which the call ended at its deadline, or None if its caller disconnected. If the end
-        of a call at its deadline withdraws a join, the requests of the other ranks are refused with the same error.
+        `error` is set if the call reached its deadline. If that withdraws a join, refuse the other ranks' requests with
+        the same error.
         """
         was_joined = self.session.is_joining
         for rank in self.group.ranks:
@@ -592,11 +586,10 @@ class GroupMachine:
         return Drained(f"{self.group.me.replica_id} leaves: {self._draining}")
 
     def _leave_if_idle(self) -> None:
-        """Leave at once, after a request to drain, if the group has no step to finish.
+        """Leave if the group has no ranks or is waiting for a quorum, because it then has no step to finish.
 
-        It has none if it has no ranks, or if ranks are waiting for the next quorum. Exception: if the group has already
-        sent its join to the lighthouse, wait for the answer. This is either a refusal because of the drain, or a
-        quorum, whose steps the group then completes before it leaves.
+        If the lighthouse already has its join, wait for the answer. This is either a refusal because of the drain, or
+        a quorum, whose steps the group completes before it leaves.
         """
         if self.session.is_joining and self.session.is_open:
             return

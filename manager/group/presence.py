@@ -59,7 +59,7 @@ class RankPresence:
         return {rank.group_rank for rank in self._group.ranks if rank.watch is not None and not rank.watch.has_left}
 
     def absence(self) -> tuple[str, frozenset[int]]:
-        """Return (reason, missing ranks). The reason says why the group cannot train now, and is empty if it can."""
+        """Return the reason why the group cannot train now, which is empty if it can, and the missing ranks."""
         missing: list[int] = []
         losses: list[LostRank] = []
         for rank in self._group.ranks:
@@ -86,7 +86,7 @@ class RankPresence:
         return tuple(number for number, watch in self._group.watches.items() if not watch.has_left)
 
     def watches_of(self, processes: Container[str]) -> tuple[int, ...]:
-        """Return the watch numbers of the given processes. `processes` contains rank incarnations."""
+        """Return the watch numbers of these processes, given by their rank incarnations."""
         return tuple(number for number, watch in self._group.watches.items() if watch.rank_incarnation in processes)
 
     def is_watched(self, group_rank: int, rank_incarnation: str) -> bool:
@@ -114,9 +114,7 @@ class RankPresence:
         return True
 
     def leaves(self, number: int, mates: Set[int] = frozenset()) -> bool:
-        """Record that the process that opened watch `number` will exit normally.
-
-        It does not exit until the ranks in `mates` no longer need its data.
+        """Record that the process of a watch will exit normally once the ranks in `mates` no longer need its data.
 
         Return True for the rank's current process, and False for an older one, which may exit immediately.
         """
@@ -144,7 +142,7 @@ class RankPresence:
         return tuple(released)
 
     def started(self, group_ranks: Iterable[int] | None = None) -> None:
-        """Record that a supervisor has restarted the lost ranks among `group_ranks` (if it is None, all lost ranks)."""
+        """Record that a supervisor has restarted the lost ranks among `group_ranks`, or all of them if it is None."""
         for loss in self.losses:
             loss.is_restarted |= group_ranks is None or loss.group_rank in group_ranks
 
@@ -158,7 +156,7 @@ class RankPresence:
         return watch.group_rank
 
     def record_rank_failure(self, group_rank: int, rank_incarnation: str, reason: str, now: float) -> bool:
-        """Mark a rank as lost because its process has reported a failure. Return False if it has no open watch."""
+        """Mark a rank as lost because its process reports a failure. If it has no open watch, only return False."""
         if not self.is_watched(group_rank, rank_incarnation):
             return False
         self._mark_lost(self._group.ranks[group_rank], f"rank {group_rank} has failed: {reason}", now)

@@ -2,8 +2,7 @@
 
 A *watch* is the stream that an Agent's process keeps open to its manager. A *standing quorum* is one under which the
 group may do many steps; for each step after the first, the manager gives its ranks a *grant*, the permission to enter
-it. An *attempt* is one execution of a step under one quorum; it ends with the group's decision to commit or discard the
-step.
+it. An *attempt* is one execution of a step under one quorum; it ends when the group commits or discards the step.
 
 Each fact about a rank is stored in one place, a field of its `Rank`. The rules (presence.py, requests.py, votes.py)
 read and change these records, and append their effects to `ReplicaGroup.effects`.
@@ -112,8 +111,8 @@ class Rank:
     pending: PendingRequest | None = None
 
     last_request: QuorumRequest | None = None
-    """The last request that was part of a join. It contains the address at which the rank serves its state. The step
-    of a later request must not be lower."""
+    """The last request that was part of a join. It contains the address at which the rank serves its state. Later
+    requests must not be for a lower step."""
 
     lowest: tuple[Tag, int] | None = None
     """Tag (step and quorum) of the state that the rank last joined with, and the lowest `max_step` of the quorums
@@ -142,10 +141,10 @@ class Rank:
     """True if the rank has voted on a granted step of the quorum."""
 
     catch_up: CatchUp | None = None
-    """Catch-up state from the rank's request for the highest granted step, or None if it has not asked for it yet."""
+    """Catch-up state from the rank's request for the highest granted step, or None before that request."""
 
     wants_next: bool = False
-    """True if the rank's last vote in the current attempt asked for a grant of the next step."""
+    """True if the rank's last vote in the current attempt requests a grant of the next step."""
 
 
 @dataclass(slots=True)

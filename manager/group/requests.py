@@ -200,8 +200,8 @@ class Verdict(Enum):
     LEAVE = auto()  # leave the job instead of joining, because the group is draining
     REFUSE = auto()  # refuse this request only
     REFUSE_ALL = auto()  # refuse the requests of all ranks
-    GATHER = auto()  # keep the request until all ranks have asked
-    JOIN = auto()  # send the join, because all ranks have asked
+    GATHER = auto()  # keep the request until all ranks have requested a quorum
+    JOIN = auto()  # send the join, because all ranks have requested a quorum
 
 
 class RequestDecision(NamedTuple):
@@ -264,11 +264,7 @@ def decide_request(group: ReplicaGroup, request: QuorumRequest, now: float) -> R
 def _decide_grant(
     group: ReplicaGroup, rank: Rank, request: QuorumRequest, now: float
 ) -> tuple[Verdict, HoldState | None]:
-    """Decide whether a grant under the standing quorum answers the request.
-
-    Return the verdict, which is JOIN if the group must join, and the standing quorum's new mode, or None if it keeps
-    its mode.
-    """
+    """Return the verdict on a request under the standing quorum, and the quorum's new mode, or None to keep it."""
     standing = group.standing
     if standing is None or standing.mode in (HoldState.JOINING, HoldState.LEAVING):
         return Verdict.JOIN, None
@@ -365,7 +361,7 @@ class QuorumRequests:
     # -- joins
 
     def gather(self, request: QuorumRequest) -> None:
-        """Store a rank's request until all ranks have asked and the group can join."""
+        """Store a rank's request until all ranks have requested a quorum, so the group can join."""
         group, rank = self._group, self._group.ranks[request.group_rank]
         last = rank.last_request
         if last is not None and last.rank_incarnation != request.rank_incarnation:
@@ -377,10 +373,7 @@ class QuorumRequests:
         rank.last_request = request
 
     def join(self, me: Participant) -> Participant:
-        """Combine the requests of all ranks into a join: return `me` with the fields that they determine.
-
-        All ranks must have requested a quorum.
-        """
+        """Return `me` with the fields that the ranks' requests determine. All ranks must have requested a quorum."""
         group, standing = self._group, self._group.standing
         asks = sorted(group.pending(is_gathering=True), key=lambda ask: ask.group_rank)
         states = {ask.holds for ask in asks}
@@ -496,8 +489,8 @@ class QuorumRequests:
     def ends_by_discard(self, quorum_id: int) -> bool:
         """Return whether the discard of a step under `quorum_id` ends the standing quorum for this group.
 
-        A group that was too late to heal contributes zeros and always discards the step. The quorum continues for it
-        until all its ranks have voted, because they still take part in the other groups' collectives.
+        A group that was too late to heal contributes zeros and always discards the step. It stays in the quorum until
+        all its ranks have voted, because they still take part in the other groups' collectives.
         """
         standing = self._group.standing
         return standing is not None and standing.quorum.quorum_id == quorum_id and not standing.is_late
@@ -541,9 +534,9 @@ class QuorumRequests:
     def leave(self, step: int | None) -> None:
         """Leave the quorum because a rank is exiting normally, unless a step has begun and is not committed yet.
 
-        Also leave a quorum that the lighthouse revoked after the group had completed all its steps. The report to
-        the lighthouse then shows a normal exit instead of a loss. `step` is the step that the rank would request
-        next, or None if it is in the middle of a step.
+        This includes a quorum that the lighthouse revoked after the group had completed all its steps. The report
+        to the lighthouse then shows a normal exit, not a loss. `step` is the step that the rank would request next,
+        or None if it is in the middle of a step.
         """
         standing = self._group.standing
         if standing is None:
@@ -556,10 +549,7 @@ class QuorumRequests:
             standing.mode, standing.granted = HoldState.LEAVING, committed
 
     def offer(self, now: float) -> bool:
-        """Grant the next step along with the commit of the previous one, if the quorum and the lease allow it.
-
-        Return True if the step was granted.
-        """
+        """Grant the next step together with the commit of the previous one, if allowed. Return True if granted."""
         standing = self._group.standing
         if standing is None or standing.mode not in (HoldState.STANDING, HoldState.RESUMED):
             return False

@@ -5,8 +5,8 @@
 
 1. A pending join outlives its connection, because the next session sends it again. Everything else is state that each
    hello and heartbeat repeats.
-2. The *lease* is the time for which the group may train without hearing from the lighthouse. An acknowledged heartbeat
-   renews it, counted from when the heartbeat was sent, not from when its answer arrived.
+2. The *lease* is the time for which the group may train without an answer from the lighthouse. An acknowledged
+   heartbeat renews it, counted from when the heartbeat was sent, not from when its answer arrived.
 3. If a heartbeat is not answered within one and a half intervals, the session is *silent*. The manager then opens a
    second connection, in case only the first one is broken, and the session moves there. The first connection closes
    only after the lighthouse has accepted the second, so no group is lost when the lighthouse itself was paused.

@@ -100,7 +100,7 @@ class Votes:
     def give_up_rank(self, group_rank: int, reason: str) -> None:
         """Refuse the waiting votes if the lost rank may have received a decision on the step from an earlier manager.
 
-        That decision can no longer be determined, and the other ranks must not receive a different one.
+        This manager cannot determine that decision, and the other ranks must not receive a different decision.
         """
         attempt, rank = self._group.attempt, self._group.ranks[group_rank]
         if attempt is None or not attempt.is_inherited or rank.is_without_step or rank.vote is not None:

@@ -1,8 +1,8 @@
 """A process that the guard has started, and its output.
 
-`Child` starts the process, writes its log file and stores its exit status. The guard keeps it until the last descendant
-of the process has ended. `Lines` splits the output into lines and keeps the last ones, which often show why a rank
-died. `Outlet` is the queue of prefixed lines for the guard's standard output.
+`Child` starts the process, writes its log file and stores its exit status. The guard keeps it until the process and all
+its descendants have ended. `Lines` keeps the last lines of the output, which often show why a rank died. `Outlet` is
+the queue of prefixed lines for the guard's standard output.
 """
 
 import contextlib
@@ -35,10 +35,7 @@ PIECE_BYTES = 4096  # PIPE_BUF: a writable pipe accepts this many bytes without 
 
 
 class Lines:
-    """Splits a byte stream into lines, and keeps the last ones.
-
-    If an unfinished line grows longer than MAX_LINE_BYTES, its beginning counts as a line of its own.
-    """
+    """Splits a byte stream into lines, and keeps the last ones. Splits an unfinished line at MAX_LINE_BYTES."""
 
     def __init__(self) -> None:
         self._rest = b""
@@ -147,8 +144,8 @@ class Child:
     def spawn(self, argv: Sequence[str], more: Mapping[str, str], *, has_input: bool) -> None:
         """Start the process. Raise OSError or subprocess.SubprocessError if that fails.
 
-        `more` contains additional environment variables. If `has_input`, standard input is a pipe that stays open
-        until the guard exits. Otherwise it is /dev/null.
+        `more` contains additional environment variables. Standard input is /dev/null, or, if `has_input`, a pipe that
+        stays open until the guard exits.
         """
         guard = os.getpid()
         ours, its = os.pipe()
@@ -178,12 +175,8 @@ class Child:
     def write_log(self, data: bytes) -> str:
         """Append `data` to the log.
 
-        If this fails, for example because the file system is full, the data is dropped and the rank continues. Each
-        further call tries again.
-
-        Returns:
-            A line to print: a warning if writing fails, at most once every LOG_WARNED_EVERY_S, or a notice if it works
-            again. Otherwise an empty string.
+        If this fails, for example because the file system is full, drop the data, so the rank can continue. Return a
+        warning, at most once every LOG_WARNED_EVERY_S, a notice when writing works again, or an empty string.
         """
         if self.log_path is None:
             return ""

@@ -66,8 +66,8 @@ class GuardClient:
 
         Args:
             observes: Whether to observe scripts that create a process group (rank_site/sitecustomize.py).
-            is_all: Whether this process starts other processes only through the guard. If so, and the guard is killed,
-                all descendants of this process are killed, even those without MARK_VARIABLE in their environment.
+            is_all: Whether this process starts others only through the guard. If so, all its descendants are killed
+                once the guard is killed, even those without MARK_VARIABLE in their environment.
         """
         ours, its = socket.socketpair()
         command = [sys.executable, "-P", "-S", "-E", "-c", _CODE, str(its.fileno()), str(os.getpid()), _OURS]
@@ -117,10 +117,7 @@ class GuardClient:
         self._send(**{"signal": number, "pass": signal_number})
 
     def strike(self, number: int, signal_number: int, *, is_largest: bool) -> None:
-        """Send a signal to a process and its descendants.
-
-        If `is_largest`, send it only to the one of these processes that uses the most memory.
-        """
+        """Send a signal to a process and its descendants, or only to the largest of them by memory use."""
         self._send(strike=number, is_largest=is_largest, **{"with": signal_number})
 
     async def tail(self, number: int) -> tuple[str, ...]:
@@ -231,10 +228,7 @@ def _output(event: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def cause_of(error_file: str) -> str:
-    """Return the message in an error file of torch's @record as one line, or an empty string if there is none.
-
-    `error_file` is the content of the file.
-    """
+    """Return the message in the content of an error file of torch's @record as one line, or an empty string."""
     try:
         message = json.loads(error_file)["message"]
         text = message["message"] if isinstance(message, dict) else message

@@ -135,11 +135,7 @@ class Guard:
             self._print(child.label, f"{name} is passed on" if reached else f"{name} is not passed on: it would end it")
 
     def _strike(self, child: Child, signal_number: int, *, is_largest: bool) -> None:
-        """On behalf of `lighthouse chaos`, send a signal to a child and its descendants.
-
-        If `is_largest`, send it only to the one of these processes that uses the most memory. Processes that they start
-        during the call may not receive it.
-        """
+        """Send a signal for `lighthouse chaos`. Processes that the child starts during the call may not receive it."""
         pids = process_tree.marked(os.getpid(), child.mark, child.pid)
         process_tree.send([process_tree.largest(pids)] if is_largest and pids else pids, signal_number)
         self._print(child.label, f"lighthouse chaos: {signal.Signals(signal_number).name}")
@@ -214,7 +210,7 @@ class Guard:
         )
 
     def _end_all(self) -> None:
-        """Kill all descendants of the guard, including those that start during the call."""
+        """Kill all descendants of the guard, including processes that start during the call."""
         ends_at = time.monotonic() + _UNKILLABLE_S
         while (left := process_tree.descendants(os.getpid())) and time.monotonic() < ends_at:
             process_tree.kill(left)
@@ -277,7 +273,7 @@ class Guard:
                 self._outlet.consume(len(piece))
 
     def _write_rest(self) -> None:
-        """Write the remaining output of the ranks. Give up after _REST_S, because its reader may not be reading."""
+        """Write the remaining output of the ranks. Give up after _REST_S, because the reader may have stopped."""
         poll = select.poll()
         poll.register(sys.stdout.fileno(), select.POLLOUT)
         ends_at = time.monotonic() + _REST_S

@@ -41,10 +41,7 @@ def descendants(root: int) -> list[int]:
 
 
 def marked(root: int, mark: str, session: int = 0) -> list[int]:
-    """Return the pids of the descendants of `root` that are in `session` or whose MARK_VARIABLE starts with `mark`.
-
-    If `session` is 0, only the mark counts.
-    """
+    """Return the pids of the descendants of `root` whose MARK_VARIABLE starts with `mark`, or that are in `session`."""
     sign = f"{MARK_VARIABLE}={mark}".encode()
     return [pid for pid in descendants(root) if (session and _session(pid) == session) or sign in environment(pid)]
 
@@ -105,8 +102,7 @@ def pass_on(root: int, number: int) -> bool:
     The signal would kill a process without a handler. Forked processes inherit handlers, so the search stops at each
     rank and does not reach its data loaders.
 
-    Returns:
-        Whether any process handles the signal.
+    Return True if any process has received the signal.
     """
     children = _children()
     reached, below = False, [root]
@@ -142,7 +138,7 @@ def largest(pids: list[int]) -> int:
 
 
 def _children() -> Mapping[int, list[int]]:
-    """Map the pid of each process on this host that has children to the pids of these children."""
+    """Return the pids of all processes on this host, grouped by the pid of their parent."""
     children: defaultdict[int, list[int]] = defaultdict(list)
     for pid, parent in _parents():
         children[parent].append(pid)

@@ -47,10 +47,7 @@ OnNotice = Callable[[str, PreemptionNotice | None], object]
 
 
 class Source(Protocol):
-    """Source of preemption notices that must be polled.
-
-    `poll` returns the current notice, or None if there is none. It raises one of POLL_ERRORS if it cannot find out.
-    """
+    """A source that is polled. `poll` returns its current notice or None, or raises one of POLL_ERRORS."""
 
     name: str
 
@@ -94,10 +91,7 @@ def _json_object(text: str, url: str) -> Mapping[str, object]:
 
 
 def _unix_time(text: object) -> float:
-    """Convert a time in the format of AWS or Azure to Unix time. Raise ValueError if it is malformed.
-
-    AWS writes 2026-09-18T08:22:00Z, and Azure writes Mon, 19 Sep 2026 18:29:47 GMT.
-    """
+    """Parse a time in the format of AWS (2026-09-18T08:22:00Z) or Azure (Mon, 19 Sep 2026 18:29:47 GMT)."""
     if not isinstance(text, str):
         raise ValueError(f"{text!r} is not a time")
     try:
@@ -203,20 +197,14 @@ class Azure:
 
 
 def _is_end_of(scheduled: object, machine: str) -> bool:
-    """Return whether a scheduled event ends `machine`. Azure also lists events for other machines.
-
-    Raise ValueError if the event is malformed.
-    """
+    """Return whether a scheduled event ends `machine`. Azure also lists the events of other machines."""
     if not isinstance(scheduled, dict) or not isinstance(scheduled.get("Resources"), list):
         raise ValueError(f"{scheduled!r} is not a scheduled event")
     return scheduled.get("EventType") in ("Preempt", "Terminate") and machine in scheduled["Resources"]
 
 
 class File:
-    """Source that reads a file, whose existence is a notice.
-
-    The file may contain the number of seconds that were left when it was written, and a reason.
-    """
+    """A file whose existence is a notice. It may contain the seconds left when it was written, and a reason."""
 
     name = FILE
 
@@ -245,10 +233,7 @@ class File:
 
 
 def read_posted(body: Mapping[str, object], now_unix_s: float, host: str) -> PreemptionNotice | None:
-    """Parse the body of POST /preemption. Return None if it withdraws a notice.
-
-    Raise InvalidRequest if the body is malformed.
-    """
+    """Parse the body of POST /preemption, or raise InvalidRequest. Return None if the body withdraws a notice."""
     seconds, reason, is_withdrawn = body.get("seconds"), body.get("reason", ""), body.get("withdrawn", False)
     if unknown := body.keys() - {"seconds", "reason", "withdrawn"}:
         raise InvalidRequest(f"unknown fields {sorted(unknown)}; use seconds, reason and withdrawn", field="body")
@@ -270,10 +255,9 @@ def read_signal(
 ) -> PreemptionNotice | None:
     """Return the preemption notice for a signal that the supervisor received, or None if it is not a notice.
 
-    A signal is a notice only if `used`, the chosen sources, contains its sender. Kubernetes sends SIGTERM `grace_s`
-    seconds before it kills the pod. Slurm sends SIGTERM or SIGUSR1, as configured with `--signal`, before the job
-    reaches its end at SLURM_JOB_END_TIME. If that time is unknown, past or more than MAX_SLURM_NOTICE_S away, Slurm is
-    assumed to be preempting the job instead, which leaves `grace_s` seconds.
+    It is a notice only if its sender is in `used`. Kubernetes sends SIGTERM `grace_s` seconds before it kills the pod.
+    Slurm sends SIGTERM, or SIGUSR1 with `--signal`, before the job ends at SLURM_JOB_END_TIME. If that time is unknown,
+    past or more than MAX_SLURM_NOTICE_S away, the signal announces a preemption, and `grace_s` seconds are left.
     """
     name, host = signal.Signals(number).name, socket.gethostname()
     if number == signal.SIGTERM and KUBERNETES in used:
@@ -331,10 +315,7 @@ def polled_sources(names: Collection[str], endpoint: str) -> list[Source]:
 
 
 async def follow(source: Source, on_notice: OnNotice, every_s: float = EVERY_S) -> None:
-    """Poll a source until cancelled, and pass each result to `on_notice`.
-
-    Log when polling begins to fail, and when it works again.
-    """
+    """Poll a source until cancelled. Log when it begins to fail, and when it works again."""
     has_failed = False
     within_s = ANSWERS_WITHIN_S + (GCP_WAITS_S if source.name == GCP else 0)
     async with aiohttp.ClientSession() as http:

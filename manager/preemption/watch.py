@@ -20,7 +20,7 @@ class PreemptionWatch:
     """Collects the notices for all hosts of a group. Reports the most urgent one, and drains the group when needed.
 
     The lighthouse answers each notice with the number of other groups that stay. It handles one notice at a time, so
-    if all groups are preempted at once, the last one saves a checkpoint, and so does each that has not left by then.
+    if all groups are preempted at once, the last one saves a checkpoint, and so does each that has not left yet.
     """
 
     def __init__(self, group: GroupDriver, timers: Timers, wall: Callable[[], float] = time.time) -> None:
@@ -50,7 +50,7 @@ class PreemptionWatch:
                 return 0.0
 
     def set(self, host: int, source: str, notice: PreemptionNotice | None) -> None:
-        """Record the current notice from a host's `source`. None means that there is none, or no longer."""
+        """Record the current notice from one of a host's sources. `notice` is None if there is none."""
         self._notices.pop((host, source), None)
         if notice is not None:  # its texts come from a file or a server
             clean = replace(notice, reason=cut_reason(notice.reason), host=cut_reason(notice.host))

@@ -28,11 +28,7 @@ class Ranks(Protocol):
     """Interface to the group's supervisor, which sends signals to its ranks."""
 
     def strike(self, rank: int | None, number: int, *, is_largest: bool = False) -> None:
-        """Send signal `number` to all processes of a rank, or of all ranks if `rank` is None.
-
-        If `is_largest`, send it only to the process of each rank that uses the most memory. Raise WrongState if no
-        such rank is running.
-        """
+        """Send a signal to all processes of a rank, or of all ranks if None. Raise WrongState if none is running."""
         ...
 
 

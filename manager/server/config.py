@@ -131,8 +131,5 @@ class ManagerConfig:
         return TlsFiles(self.tls_ca or "", self.client_cert or "", self.client_key or "")
 
     def advertised_host(self) -> str:
-        """Return the host at which peers reach this manager and its store.
-
-        Raise InvalidRequest if peers cannot reach --advertise because --bind is a loopback address.
-        """
+        """Return the host at which peers reach this manager. Raise InvalidRequest if --bind excludes --advertise."""
         return advertised_host(str(self.coordinator.addresses[0]), self.advertise, split_bind(self.bind, "--bind")[0])

@@ -137,8 +137,8 @@ class ManagerDaemon:
         Args:
             config: The options.
             secret: The group's secret, or an empty string (see GroupAccess in service.py).
-            end: Called with the exit status: 0 after the group has left, 1 after a kill or the end of the store, or
-                MISCONFIGURED if the lighthouse cannot be used.
+            end: Called with the exit status: 0 after the group has left, 1 after a kill or a store failure, or
+                MISCONFIGURED.
             supervisor: The supervisor in whose process this manager runs, or None. It also handles kills.
             session_secret: Secret by which the lighthouse recognizes this process. If empty, a random one is used.
         """
@@ -222,11 +222,11 @@ class ManagerDaemon:
         return AsyncLighthouseClient(coordinator, job=self._config.job)
 
     def ranks_started(self, group_ranks: Sequence[int] | None) -> None:
-        """Record that the supervisor has restarted the lost ranks among `group_ranks` (if None, all lost ranks)."""
+        """Record that the supervisor has restarted the lost ranks among `group_ranks`, or all of them if it is None."""
         self._driver.ranks_started(group_ranks)
 
     async def leave(self, reason: str) -> None:
-        """Leave the job after the steps that have already been granted. Wait for them for up to --drain-timeout."""
+        """Leave the job after the steps that have already been granted. Wait for up to --drain-timeout."""
         self._driver.drain(reason)
         timeout_s = self._config.drain_timeout_s
         try:

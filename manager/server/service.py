@@ -1,8 +1,7 @@
 """gRPC service of a manager, and the rules for access to it.
 
-`ManagerService` serves the documented service and torchft's on one port. Callers may address the documented service
-as `manager.v1.ManagerService` or as `ManagerService`. The handlers translate messages for the group's driver.
-`GroupAccess` decides which callers may act for the group.
+`ManagerService` serves the documented service (with and without its package name) and torchft's on one port. The
+handlers translate messages for the group's driver. `GroupAccess` decides which callers may act for the group.
 """
 
 import logging
@@ -50,14 +49,7 @@ class ManagerService:
         watch_within_s: float = FIRST_WITHIN_S,
         more: Mapping[str, Entry] | None = None,
     ) -> None:
-        """Create the service.
-
-        Args:
-            driver: The group's driver.
-            status: Returns the manager's status.
-            watch_within_s: Time limit for the first message of a watch, in seconds.
-            more: Handlers of a supervisor's additional RPCs, by method name.
-        """
+        """Create the service. A supervisor passes the handlers of its additional RPCs, by method name, in `more`."""
         self._driver = driver
         self._status = status
         self._watch_within_s = watch_within_s

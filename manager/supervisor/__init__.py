@@ -1,1 +1,1 @@
-"""The supervisor: starts, watches and restarts the ranks in a group on all of its hosts."""
+"""The supervisor: starts, watches and restarts the ranks of a group on all its hosts."""

@@ -1,8 +1,7 @@
 """Driver of a group's supervision.
 
 `SupervisorDriver` feeds events to a `SupervisorMachine`, performs the effects in order and sets one timer for the next
-deadline of that state machine. It is synchronous. The clock, the hosts and the lighthouse are passed in, so the
-simulator runs the same code.
+deadline. It is synchronous. The clock, the hosts and the lighthouse are passed in, so the simulator runs the same code.
 """
 
 import logging
@@ -21,10 +20,7 @@ log = logging.getLogger(__name__)
 
 
 class Group(Protocol):
-    """Interface with which the driver starts and stops the group's ranks, and makes requests about the run.
-
-    `host` is the number of a host in the group.
-    """
+    """Interface to the group's hosts, by number, and to its run at the lighthouse."""
 
     def start(self, host: int, ranks: Sequence[int], attempt: int) -> None: ...
 

@@ -187,10 +187,9 @@ QUIET_S = 60.0  # if the store lives for this time, the restart delay is reset
 
 
 class SupervisedStore:
-    """Runs a group's TCPStore, and restarts it if it dies.
+    """Runs a group's TCPStore, and restarts it if it dies. Calls `fail` with the reason if it cannot start at all.
 
-    If `host` is empty, the store listens on all addresses. `label` is its name in logs. `fail` is called with the
-    reason if the store cannot start at all.
+    If `host` is empty, the store listens on all addresses. `label` is its name in logs.
     """
 
     def __init__(

@@ -11,7 +11,7 @@ from manager.supervisor.rules.plan import LaunchPlan
 
 
 class Keepers:
-    """Memory buffers for the last committed states of this host's ranks. They exist as long as the supervisor."""
+    """Memory buffers for the last committed states of this host's ranks. They exist until the supervisor exits."""
 
     def __init__(self, plan: LaunchPlan, every: int) -> None:
         """Create the buffers. Every `every` steps, the ranks keep their states there. If `every` is 0, create none."""

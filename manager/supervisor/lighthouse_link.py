@@ -33,7 +33,7 @@ CLOSE_TIMEOUT_S = 1.0
 
 class Supervisor(Protocol):
     def receive(self, message: run.ToSupervisor) -> None:
-        """Handle a message from the lighthouse, or a HelloRejected with the error if the stream fails for good."""
+        """Handle a message from the lighthouse, or a HelloRejected with the error if the stream failed permanently."""
         ...
 
     def heartbeat(self, now: float) -> run.SupervisorHeartbeat: ...

@@ -62,8 +62,7 @@ class _Live:
 class LocalHost:
     """Starts and stops the ranks on this host.
 
-    It reports lost processes to the lighthouse through `link`. `report` passes events to the supervisor's state
-    machine.
+    Reports lost processes to the lighthouse through `link`. `report` passes events to the supervisor's state machine.
     """
 
     def __init__(
@@ -94,10 +93,7 @@ class LocalHost:
         await self._is_idle.wait()
 
     def start(self, ranks: Sequence[int], attempt: int, unit: str) -> None:
-        """Start ranks, after the health check if one is configured.
-
-        `attempt` counts the starts of these ranks. `unit` identifies this start on all hosts of the group.
-        """
+        """Start ranks, after the health check if there is one. `unit` identifies this start on all of the hosts."""
         self._is_idle.clear()
         for rank in ranks:
             self._live[rank] = _Live(attempt, f"{self.plan.incarnation}.{unit}")
@@ -126,8 +122,8 @@ class LocalHost:
     def strike(self, rank: int | None, number: int, *, is_largest: bool = False) -> None:
         """Send signal `number` to all processes of a rank, or of all ranks on this host if `rank` is None.
 
-        If `is_largest`, send it only to the process of each rank that uses the most memory. With torchrun, all ranks of
-        this host count as one.
+        If `is_largest`, signal only the process of each rank that uses the most memory. With torchrun, all ranks on
+        this host count as one rank.
 
         Raises:
             WrongState: The rank is not running on this host.
@@ -147,7 +143,7 @@ class LocalHost:
     async def last_lines(self, rank: int) -> tuple[str, ...] | None:
         """Return the last lines of a rank's output, or None if this supervisor does not run the rank.
 
-        With torchrun, these are the last lines of all ranks on this host.
+        Under torchrun, the lines come from all ranks on this host.
         """
         live = self._live.get(self.plan.host if self.plan.torchrun is not None else rank)
         return await self._guard.tail(live.process) if live is not None and live.process is not None else None

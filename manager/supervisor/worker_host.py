@@ -93,10 +93,7 @@ class WorkerHost(HostSupervisor):
         self._halt_and_finish(over, grace_s if self._signals[0] < 3 else 0.0)
 
     def _halt_and_finish(self, over: GroupEnded, grace_s: float) -> None:
-        """Stop this host's ranks, then exit as `over` specifies.
-
-        If this is called again, the first call's `over` still applies, but a later call can shorten the grace period.
-        """
+        """Stop this host's ranks, then exit. The first `over` is kept. Later calls can shorten the grace period."""
         if self._local is not None:
             self._local.halt(self._local.running, grace_s)
         self._ending = self._ending or asyncio.create_task(self._finish_when_idle(over), name="end")

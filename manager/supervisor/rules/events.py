@@ -76,7 +76,7 @@ class KillAsked:
 
 @dataclass(frozen=True, slots=True)
 class EndAsked:
-    """This group has been asked to end. From now on, no rank restarts."""
+    """This group must end. No rank restarts from now on."""
 
     status: int
     why: str
@@ -107,7 +107,7 @@ class Start:
 
 @dataclass(frozen=True, slots=True)
 class Halt:
-    """Send SIGTERM to the ranks, and SIGKILL to those that are still running after `grace_s` seconds."""
+    """Send SIGTERM to the ranks, and SIGKILL to the ranks that are still running after `grace_s` seconds."""
 
     host: int
     ranks: tuple[int, ...]

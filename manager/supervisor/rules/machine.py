@@ -1,4 +1,4 @@
-"""State machine that starts, stops and restarts the ranks in a replica group on all of its hosts.
+"""State machine that starts, stops and restarts the ranks of a replica group on all of its hosts.
 
 This module does no I/O. A *unit* is a set of ranks that restart together: the whole group, or a single rank. An
 *attempt* is one start of a unit. The *run* comprises all replica groups in the job.
@@ -91,7 +91,7 @@ class _Ending:
 
 
 class SupervisorMachine:
-    """State machine that supervises the ranks in one group.
+    """State machine that supervises the ranks of one group.
 
     Args:
         layout: Distribution of the group's ranks over its hosts.

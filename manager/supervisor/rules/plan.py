@@ -70,10 +70,7 @@ def _master_port(options: Mapping[str, str]) -> int | None:
 
 
 def _options(command: Sequence[str]) -> dict[str, str]:
-    """Return the options of a torchrun command line, by name. If an option is repeated, its first value counts.
-
-    The result also contains the options of the script, which come after those of torchrun.
-    """
+    """Return the options of torchrun and of the script, by name. If an option is repeated, its first value counts."""
     found: dict[str, str] = {}
     for word, following in zip(command, [*command[1:], ""], strict=True):
         name, has_value, value = word.partition("=")
@@ -88,7 +85,7 @@ _RANK_COUNTS = {"LIGHTHOUSE_GROUP_RANK": "", "LIGHTHOUSE_GROUP_WORLD_SIZE": ""}
 
 @dataclass(frozen=True, slots=True)
 class LaunchPlan:
-    """The command that a supervisor runs for each rank, and the settings that determine the ranks' environment."""
+    """The command that a supervisor runs, and the settings that determine the environment of its ranks."""
 
     command: tuple[str, ...]  # command of each rank
     layout: Layout
@@ -184,7 +181,7 @@ class LaunchPlan:
     def _torchrun(self) -> dict[str, str]:
         """Return the environment variables for torchrun.
 
-        Its ranks derive their slots from LIGHTHOUSE_SLOT_OFFSET. torchrun's own options take precedence over PET_
+        Each rank derives its slot from LIGHTHOUSE_SLOT_OFFSET. torchrun's own options take precedence over PET_
         variables. If the store's port does not follow from the master port, torchrun may choose the master port, which
         is necessary if several torchrun processes run on one host.
         """

@@ -163,8 +163,8 @@ class Report:
     """Sends a supervisor's reports to the lighthouse, and repeats them after a stream has broken.
 
     A requested stop and an excluded host are states, which are sent first on each new stream. A loss is an event, which
-    is sent again only if the stream breaks soon afterwards. The lighthouse recognizes repetitions. `send` is called
-    only between `welcomed` and `end_stream`.
+    is sent again only if the stream breaks soon afterwards. The lighthouse recognizes repetitions. `send` is only
+    called between `welcomed` and `end_stream`.
     """
 
     def __init__(self, send: Callable[[StopAsked | HostExcluded | ProcessLost], None]) -> None:
