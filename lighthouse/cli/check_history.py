@@ -300,10 +300,7 @@ def _only_participants_commit(history: History) -> Rule:
 
 
 def _each_quorum_was_formed(history: History) -> Rule:
-    """Check that a lighthouse logged each quorum that ranks or managers name.
-
-    Ids outside the logged range are skipped, because logs may be rotated.
-    """
+    """Check that a lighthouse logged each named quorum. Skip ids outside its logs, because these may be rotated."""
     rule = Rule("commits and managers name only quorums that a lighthouse has formed")
     formed = {quorum.quorum_id for quorum in history.formed}
     if len({quorum.job for quorum in history.formed}) != 1:

@@ -299,10 +299,7 @@ def _phase_style(job: JobStatus) -> str:
 
 
 def _beat_column(age_s: Callable[[T], float], keep: int) -> Column[T]:
-    """Return the column with the time since the last heartbeat, which `age_s` returns for a row.
-
-    `keep` determines when the column is omitted in a narrow terminal (see `Column`).
-    """
+    """Return the column with the time since the last heartbeat, which `age_s` returns for a row."""
     return Column(
         "BEAT",
         lambda row: format_duration(age_s(row)),

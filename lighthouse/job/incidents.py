@@ -1,14 +1,13 @@
 """Rules for the incidents of one job: when they begin, what belongs to them, how to react, and when training recovers.
 
-1. A stall is one incident from its verdict until a rank makes progress again. The time of the fault is that of the last
-   progress before it.
+1. A stall is one incident from its verdict until a rank makes progress again. The fault is dated to the last progress.
 2. The verdict on a stall requests evidence, and the policy decides when the evidence has arrived. A verdict that names
    other ranks or another cause requests evidence again, up to MAX_LOOKS times, but never after the policy has killed
    or stopped something.
 3. The loss of members becomes an incident when a group requests the next quorum, or when one forms. Without such a
    request, the losses are the normal end of training. If an operator killed the group, its loss is an incident at once.
-   All losses in one quorum are one incident. The time of the fault is that of the last heartbeat of the first lost
-   group. The loss of a member that was killed because of a stall belongs to the stall.
+   All losses in one quorum are one incident, dated to the last heartbeat of the first lost group. The loss of a member
+   that was killed because of a stall belongs to the stall.
 4. A group that joins without a valid state (a commit was not applied, or its state differs from its peers') is an
    incident. The group repeats the report in every join until it has healed, but the incident counts once.
 5. A step that a group discards because of non-finite gradients is an incident.
@@ -16,7 +15,7 @@
    its group is lost or leaves. A rank is in at most one such incident in SLOW_AGAIN_S. The stacks of up to MAX_SUSPECTS
    ranks are collected after this comparison and the next ones, MAX_LOOKS times. The policy for stalls does not apply.
 7. A supervisor's report on a dead process explains the loss of its group, whether it arrives before or after the loss,
-   and belongs to that incident. If no loss follows within EXIT_KEPT_S, the report is an incident of its own.
+   and belongs to that incident. If no loss follows within EXIT_KEPT_S, the report is a separate incident.
 8. A fault of `lighthouse chaos` is an incident. Losses of the target during the fault belong to the incident, and its
    cost is then the time until the next step is committed, with or without the target. Steps that were already granted
    do not count.
@@ -415,8 +414,8 @@ class IncidentMachine:
         """Record a supervisor's report on a dead process.
 
         Returns:
-            The effects. None if the report is dropped, because the group is neither in the current quorum (`is_member`)
-            nor lost, or because MAX_EXITS reports are pending.
+            The effects, or None if the report is dropped: its group is neither in the current quorum (`is_member`) nor
+            lost, or MAX_EXITS reports are pending.
         """
         exit_ = _Exit(reason, evidence, now, unix_s)
         if (injected := self._injected(replica_id)) is not None:
@@ -527,7 +526,7 @@ class IncidentMachine:
         return effects
 
     def end_slow_group(self, replica_id: str, now: float) -> list[Effect]:
-        """Close the incidents of a group's slow ranks, because the group was lost or has left."""
+        """End the slowness of a group's ranks, because the group was lost or has left."""
         names = (name for case in self._slow.values() for name in case.slow if name.replica_id == replica_id)
         return self._end_slow(frozenset(names), now)
 

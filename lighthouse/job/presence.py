@@ -64,11 +64,11 @@ class MassSilence:
     2. After the lighthouse process was paused, it postpones all timeouts by the length of the pause. A member that is
        found disconnected then has the length of the pause plus CLOSINGS_HELD_S to reconnect.
     3. A closed connection does not prove that a process died: a restart of a load balancer, sidecar or firewall closes
-       all connections. So the lighthouse decides about a burst of closed connections as a whole, a few milliseconds
-       after the last one, or later on a busy host. If more than half of the quorum's members are disconnected by then,
+       all connections. So the lighthouse judges a burst of closed connections as a whole, a few milliseconds after
+       the last one, or later on a busy host. If more than half of the quorum's members are disconnected at that time,
        they count as alive for the length of a lease, as after a restart of the lighthouse. If a member reports a failed
        step during that time, more than these connections is broken. The disconnected members then have only
-       CLOSINGS_HELD_S left to reconnect, and the lighthouse decides about a pending burst at once.
+       CLOSINGS_HELD_S left to reconnect, and a pending burst is judged at once.
     """
 
     def __init__(self, job: Job) -> None:
@@ -302,7 +302,7 @@ class Presence:
 
     @property
     def beat_interval_s(self) -> float:
-        """Seconds between heartbeats. Grows with the number of sessions, but remains a fraction of a lease."""
+        """Seconds between heartbeats. Grows with the number of sessions, but stays below lease and heartbeat timeout."""
         shortest_s = min(self._config.lease_s, self._config.heartbeat_timeout_s)
         usual_s = min(USUAL_BEAT_INTERVAL_S, USUAL_BEAT_SHARE * shortest_s)
         return max(usual_s, min(len(self.sessions) / BEATS_PER_S, LONGEST_BEAT_SHARE * shortest_s))
@@ -566,7 +566,6 @@ class Presence:
             self._job.emit(events.Ordered(order, self._member_sessions()))
 
     def _member_sessions(self) -> tuple[int, ...]:
-        """Return the open sessions of the quorum's members."""
         sessions: list[int] = []
         for member in self.standing.quorum.participants if self.standing.quorum else ():
             here = self._job.groups.get(member.replica_id)
@@ -691,10 +690,7 @@ class Presence:
 
 
 def staying_groups(groups: Iterable[Group]) -> set[str]:
-    """Return the replica_ids of the groups that can train and whose hosts stay.
-
-    A notice that is only advice does not count.
-    """
+    """Return the replica_ids of the groups that can train and have no preemption notice that is more than advice."""
     return {
         group.replica_id
         for group in groups

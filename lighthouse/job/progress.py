@@ -41,7 +41,7 @@ REASONS = tuple(field.name for field in fields(Discards))
 
 
 def difference(before: GroupCounts, now: GroupCounts) -> GroupCounts:
-    """Return the increase from `before` to `now`. If any number has decreased, a new manager counts: return `now`."""
+    """Return the increase from `before` to `now`, or `now` if a number has decreased, so it is from a new manager."""
     if any(new < old for old, new in zip(_numbers(before), _numbers(now), strict=True)):
         return now
     discards = Discards(*(getattr(now.discards, name) - getattr(before.discards, name) for name in REASONS))
@@ -75,10 +75,7 @@ class Levels:
 
 @dataclass(frozen=True, slots=True)
 class Pace:
-    """How fast a job is training and with how many groups, now and in earlier samples (`ages_s`, `..._then`).
-
-    The lists have one item for each sample, oldest first.
-    """
+    """How fast a job is training and with how many groups, now and in samples (`ages_s`, `..._then`), oldest first."""
 
     step: int
     training: int
@@ -248,7 +245,7 @@ def _group_ranks(member: Group) -> GroupRanks | None:
 
 @dataclass(frozen=True, slots=True)
 class RunRank:
-    """A rank in a run, described in the same form as the ranks of replica groups."""
+    """A rank of a run, described in the same form as the ranks of replica groups."""
 
     view: RankView
     generation: int | None = None  # last generation in which the rank was active
@@ -386,7 +383,7 @@ class JobProgress:
         ]
 
     def places(self, now: float, runs: Runs = ()) -> tuple[RankPlace, ...]:
-        """Return the progress of each rank in the job's groups and `runs`. Ranks that are behind come first."""
+        """Return the progress of each rank of the job's groups and `runs`. Ranks that are behind come first."""
         verdict = self.verdict(now, runs)
         behind = frozenset(verdict.behind) if verdict is not None else frozenset[RankName]()
         ranks = [(group, rank) for group, view in self._views for rank in _aged(group, view, now)]
@@ -429,11 +426,7 @@ def _aged(group: Group, view: GroupView, now: float) -> list[RankView]:
 
 
 def _is_over(before: GroupView, view: GroupView) -> bool:
-    """Return whether the manager that sent `before` has been replaced.
-
-    This is the case if a sum in `view`, the group's newer view, is lower than in `before`, because a manager's sums
-    never decrease.
-    """
+    """Return whether the newer `view` is from a different manager than `before`, as a decreased sum proves."""
     now_s = dict(view.seconds)
     return any(seconds > now_s.get(name, 0.0) for name, seconds in before.seconds)
 

@@ -183,9 +183,8 @@ class Verdict(StrEnum):
 def is_loopback(participant: Participant) -> bool | None:
     """Return whether a participant advertises a loopback address, or None if it advertises no address.
 
-    Peers on other hosts would connect to themselves, so a quorum cannot contain members with loopback addresses as well
-    as members with routable ones. This function resolves no host names: each manager reports whether its own name
-    resolves to a loopback address.
+    Peers on other hosts would connect to themselves, so a loopback member and a routable one cannot share a quorum.
+    Host names are not resolved here: each manager reports whether its own name resolves to a loopback address.
     """
     address, store = participant.address, participant.store_address
     if not address and not store:
@@ -257,7 +256,7 @@ class KeySpaces:
         return sorted(self._spaces)
 
     def begin_space(self, number: int) -> None:
-        """Begin the space of generation `number`. From then on, ranks in other generations have no access."""
+        """Begin the space of generation `number`. From then on, ranks of other generations have no access."""
         self.number = number
         self._spaces[number] = {}
         self._drop_old()
@@ -278,18 +277,12 @@ class KeySpaces:
         return generation, kind, name, value
 
     def present_keys(self, generation: int | None = None) -> dict[tuple[KeyKind, str], bytes]:
-        """Return all keys of the current generation.
-
-        Raise WrongState if the caller's own `generation` is not the current one. Operators pass None.
-        """
+        """Return all keys of the current generation. Raise WrongState if `generation` is not None and not current."""
         space = self._spaces.get(self.number, {}) if generation is None else self._present_space(generation)
         return dict(space)
 
     def previous_keys(self, generation: int | None = None) -> dict[tuple[KeyKind, str], bytes]:
-        """Return the keys of all earlier generations, each with its newest value.
-
-        `generation` has the same meaning as in `present_keys`.
-        """
+        """Return the keys of all earlier generations, each with its newest value. Raises as `present_keys` does."""
         if generation is not None:
             self._present_space(generation)
         newest: dict[tuple[KeyKind, str], bytes] = {}
@@ -299,10 +292,7 @@ class KeySpaces:
         return newest
 
     def keys_of(self, number: int, generation: int | None = None) -> dict[tuple[KeyKind, str], bytes]:
-        """Return all keys of generation `number`. Raise UnknownName if they are no longer kept.
-
-        `generation` has the same meaning as in `present_keys`.
-        """
+        """Return all keys of generation `number`. Raise UnknownName if they are not kept, or as `present_keys` does."""
         if generation is not None:
             self._present_space(generation)
         if number != self.number and number not in self._spaces:

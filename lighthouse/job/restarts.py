@@ -5,7 +5,7 @@ run by its users. It ends when the run is completed.
 
 1. A run may have supervisors but no ranks. Stops, incidents and exclusions work without ranks, too.
 2. A supervisor's report on a dead process becomes evidence of the incident in which the process was lost. If the
-   process is not a rank in a generation, the report is a separate incident. It ends no generation and changes no
+   process is not a rank of a generation, the report is a separate incident. It ends no generation and changes no
    counter.
 3. A completed run stays completed for every process of its launch, even for late ones and after restarts. Each
    process is notified that its launch is completed. Only a process without earlier contact with the run starts another
@@ -167,22 +167,16 @@ class Supervisors:
         return is_there or entry.incarnation == known.entry.incarnation
 
     def extend_reservation(self, by_s: float) -> None:
-        """Extend the reservation of names by `by_s` seconds, the length of a pause in the lighthouse."""
+        """Extend the reservation of names by the `by_s` seconds for which the lighthouse was paused."""
         self._kept_until += by_s
 
     def admit_supervisor(
         self, entry: SupervisorHello, session: int, *, has_part: bool = False
     ) -> tuple[int, LighthouseError] | None:
-        """Admit a supervisor.
-
-        Args:
-            entry: Hello of the supervisor.
-            session: Number of the supervisor's stream.
-            has_part: Whether one of the supervisor's ranks is in the current generation.
+        """Admit a supervisor. `has_part` is True if one of its ranks is in the current generation.
 
         Returns:
-            The older stream under this name, which the caller must close, and the error to close it with. None if no
-            older stream is open.
+            The older open stream under this name, if any, which the caller must close, and the error to close it with.
         """
         entry, secret = replace(entry, secret=""), digest_of(entry.secret)
         known = self._names.get(entry.name)
@@ -202,7 +196,7 @@ class Supervisors:
         return older, _superseded(before, entry)
 
     def mark_participating(self, secrets: Collection[str]) -> None:
-        """Mark supervisors as taking part if their digests are in `secrets`, the digests of the ranks' secrets."""
+        """Mark the supervisors that share a secret with a rank as taking part. `secrets` are the ranks' digests."""
         for each in self:
             each.has_part = each.has_part or each.secret in secrets
 
@@ -251,7 +245,7 @@ class Supervisors:
     # -- hosts
 
     def exclude_host(self, host: str, reason: str, at: float, supervisor: str = "") -> bool:
-        """Exclude a host for all supervisors, or only for `supervisor` if it is given. Return whether this is new."""
+        """Exclude a host for all supervisors, or only for `supervisor` if given. Return False if nothing changes."""
         if (host, supervisor) in self._excluded or len(self._excluded) >= MAX_EXCLUDED:
             return False
         self._excluded[host, supervisor] = ExcludedHost(host, reason, at, supervisor)

@@ -169,7 +169,7 @@ class Job:
 
     @property
     def unfinished_members(self) -> list[str]:
-        """Sorted names of the quorum members whose scripts have not ended, found in O(n log n) time."""
+        """Names of the quorum members whose scripts have not ended, sorted in O(n log n) time."""
         return sorted(name for name, member in self.members.items() if not member.has_finished)
 
     def last_secret(self, replica_id: str) -> str:
@@ -303,10 +303,7 @@ class Job:
         self._schedule_check(member, now)
 
     def postpone_timeouts(self, by_s: float) -> None:
-        """Postpone all timeouts by `by_s` seconds, the length of a pause during which no messages were read.
-
-        This takes O(n) time.
-        """
+        """Postpone all timeouts, in O(n) time, by the `by_s` seconds for which the lighthouse was paused."""
         for member in self.groups.values():
             member.seen_at += by_s
 

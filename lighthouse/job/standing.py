@@ -173,7 +173,7 @@ class Standing:
         return order
 
     def postpone_waits(self, by_s: float) -> None:
-        """Postpone the ends of waits by `by_s` seconds, a pause during which no member could reconnect."""
+        """Postpone the ends of waits by the `by_s` seconds of a pause, in which no member could reconnect."""
         self._returns_until += by_s
         self._returns_at_most += by_s
         self._confirmed_at += by_s
@@ -250,10 +250,7 @@ class Standing:
         return self._revoke_without(replica_id, reason)
 
     def end_lease(self, replica_id: str, incarnation: str) -> None:
-        """End a member's lease, because its manager has joined again, with restarted ranks, as a new incarnation.
-
-        A manager that has joined grants no more steps under the previous quorum, so the lease serves no purpose.
-        """
+        """End the lease of a member whose manager has joined with restarted ranks and so grants no more steps."""
         lease = self._find_lease(replica_id, incarnation)
         if lease is not None:
             lease.until = 0.0

@@ -113,10 +113,7 @@ def _ended_step(machine: QuorumMachine) -> int | None:
 
 
 def awaited(machine: QuorumMachine) -> str:
-    """Describe what pending joins are waiting for, or return "" if there are none.
-
-    The text contains no numbers that change over time.
-    """
+    """Describe what pending joins are waiting for, without numbers that change over time. Return "" if none wait."""
     if not (what := _awaited(machine)):
         return ""
     grid = grid_of(machine.job.groups.values())

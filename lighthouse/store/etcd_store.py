@@ -170,10 +170,7 @@ class EtcdStore(Records):
             )
 
     def begin(self, term: int, revision: int) -> None:
-        """Start accepting changes.
-
-        This process created the leader's key at `revision`. Each write is conditional on that revision.
-        """
+        """Start accepting changes. Each write is conditional on `revision`, at which the leader's key was created."""
         self.term, self._revision, self._version = term, revision, 1
         self._is_leading = True
 

@@ -110,7 +110,7 @@ class Records(ABC):
 
     @abstractmethod
     def _write(self, changes: Sequence[Change]) -> None:
-        """Write all changes, or queue them and hold back later output until then. Raise an error if neither works."""
+        """Write all changes, or queue them and hold back output until they are written. Raise an error if neither works."""
 
     @abstractmethod
     def _damaged(self, key: bytes, what: str) -> WrongState:
@@ -133,10 +133,7 @@ class Records(ABC):
         self._jobs[job] = record
 
     def forget(self, job: str) -> None:
-        """Delete a job's record except for its last quorum id.
-
-        Beyond FORGOTTEN_JOBS such jobs, the oldest are deleted, and only the highest of their ids is kept.
-        """
+        """Delete a job's record except for its last quorum id. Keep the newest FORGOTTEN_JOBS of such ids."""
         if (last := self._jobs.get(job)) is None:
             return
         record = QuorumRecord(last.quorum_id)
