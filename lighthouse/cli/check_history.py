@@ -148,8 +148,8 @@ def _read_trace(group: str, rank: int, place: str, lines: Iterable[str]) -> Proc
 
 
 def _read_log(history: History, place: str, lines: Iterable[str]) -> None:
-    """Parse the log of a lighthouse or a manager. Skip a manager's lines before the one that logs its start."""
-    managers: dict[str, Manager | None] = {}  # by replica_id, which only lines in JSON have
+    """Parse the log of a lighthouse or a manager. Skip a manager's lines before its start."""
+    managers: dict[str, Manager | None] = {}  # keyed by replica_id, which only lines in JSON have
     for where, text, job, group in _messages(place, lines):
         manager = managers.get(group)
         if found := FORMED.fullmatch(text):

@@ -99,7 +99,7 @@ class ClientOptions:
 
 
 def client_options(*, job_help: str, timeout: str = "5s") -> Callable[[Verb], Verb]:
-    """Return a decorator that adds --lighthouse, --job, --timeout and others to a verb, as one ClientOptions argument."""
+    """Return a decorator that adds --lighthouse, --job and the like to a verb, as one ClientOptions argument."""
     options = (
         click.option(
             "--lighthouse",

@@ -110,7 +110,7 @@ def _headline(job: JobStatus, has_name: bool, width: int) -> list[Text]:
 
 
 def progress(job: JobStatus) -> Text:
-    """Describe whether the job makes progress, and if not, what it waits for."""
+    """Describe the job's progress or, if there is none, the reason."""
     if job.stall:
         return stall(job)
     is_training = job.verdict == Verdict.FORMED and participants(job) > 0

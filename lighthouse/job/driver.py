@@ -349,7 +349,7 @@ class JobDriver(MachineDriver[QuorumEvent, QuorumEffect]):
         self._samples = Samples()
         self._faults: dict[int, tuple[str, Reply[FaultReport]]] = {}  # group and caller of each ordered fault
         self._opening = 0  # session whose hello the machine is handling
-        self._has_notices = False  # whether a group may have a preemption notice
+        self._has_notices = False  # True if a group may have a preemption notice
         self._secret = secret
         self._runs = runs
         self._store = store or MemoryStore()

@@ -495,7 +495,7 @@ class GenerationDecision:
     short_since: float | None = None
     """When the number of remaining ranks became too low to continue. None while enough remain."""
     is_hopeless: bool = False
-    """Whether the run must stop, because too few ranks have remained for too long."""
+    """True if the run must stop, because too few ranks have remained for too long."""
     next_at: float | None = None
     """Next time at which the decision may change without an event."""
 

@@ -31,7 +31,7 @@ MAX_TEXT_CHARS = 200
 
 
 class Cause(StrEnum):
-    """What a replica group spends time on."""
+    """Use of a replica group's time."""
 
     COMPUTE = "compute"
     WAIT = "wait"

@@ -1,8 +1,8 @@
 """Sessions, joins and losses of replica groups, and their effect on the standing quorum.
 
 1. If a session ends without a leave, its group is lost. The lighthouse declares the loss within a few milliseconds. If
-   the sessions of more than half of a quorum end together, the network is the likelier cause (`MassSilence`). The end
-   of an old session never affects a newer session of the group. A new session of the same manager, authenticated by
+   the sessions of more than half of a quorum end together, the network is the likelier cause (`MassSilence`). When an
+   old session ends, a newer session of the group is not affected. A new session of the same manager, authenticated by
    the manager's secret (identity rules in roster.py), replaces the old one.
 2. A group whose heartbeats stop is lost, too, unless the lighthouse's own network is the likelier cause
    (`MassSilence`).
@@ -273,12 +273,12 @@ class JobEnd:
 
 
 USUAL_BEAT_INTERVAL_S = 1.0
-USUAL_BEAT_SHARE = 0.25  # of the lease and of the heartbeat timeout
+USUAL_BEAT_SHARE = 0.25  # share of the lease and of the heartbeat timeout
 BEATS_PER_S = 500
 """Maximum heartbeats per second of all sessions. With more sessions, each sends heartbeats less often."""
 LONGEST_BEAT_SHARE = 0.4
-"""Longest heartbeat interval, as a share of the lease and of the heartbeat timeout. Leaves room for a pause as long as
-the keepalive allows.
+"""Longest heartbeat interval, as a share of the lease and of the heartbeat timeout. Leaves room for the longest pause
+that the keepalive allows.
 """
 SILENT_AFTER_INTERVALS = 1.5
 MAX_REPORTED = 500
@@ -302,7 +302,7 @@ class Presence:
 
     @property
     def beat_interval_s(self) -> float:
-        """Seconds between heartbeats. Grows with the number of sessions, but stays below lease and heartbeat timeout."""
+        """Seconds between heartbeats. Grows with the session count, up to a share of lease and heartbeat timeout."""
         shortest_s = min(self._config.lease_s, self._config.heartbeat_timeout_s)
         usual_s = min(USUAL_BEAT_INTERVAL_S, USUAL_BEAT_SHARE * shortest_s)
         return max(usual_s, min(len(self.sessions) / BEATS_PER_S, LONGEST_BEAT_SHARE * shortest_s))

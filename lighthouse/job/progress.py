@@ -3,8 +3,8 @@
 Managers send views of their groups with heartbeats. Between two heartbeats, a view ages by the lighthouse's clock. A
 manager compares only its own ranks, so only the lighthouse can detect a rank that is behind in a collective across
 groups. In a run, where a Wrapper restarts each rank's function, every rank reports on its own stream. A process that is
-a rank of both a group and a run counts once: in its group if that group is in the quorum, otherwise in its run. Pauses
-of the lighthouse process do not count against any rank.
+a rank of both a group and a run counts once: in its group if that group is in the quorum, otherwise in its run. The
+lighthouse's own pauses do not count against any rank.
 
 `Samples` keeps samples from the last few minutes for graphs, and `Grid` counts the connected ranks. Times come from the
 caller's monotonic clock, and this module does no I/O.
@@ -249,8 +249,8 @@ class RunRank:
 
     view: RankView
     generation: int | None = None  # last generation in which the rank was active
-    state: RankState | None = None  # None: derived from the view
-    is_judged: bool = False  # whether the rank is active in an unbroken generation
+    state: RankState | None = None  # derived from the view if None
+    is_judged: bool = False  # True if the rank is active in an unbroken generation
 
 
 MAX_KNOWN = 4 * MAX_NAMES

@@ -67,7 +67,7 @@ class Member:
     secret: str
     """Digest of the manager's secret when the quorum formed. Empty after a restart of the lighthouse."""
     has_finished: bool = False
-    """Whether the member's script has ended."""
+    """True if the member's script has ended."""
 
 
 class Job:
@@ -639,7 +639,7 @@ _BY_CALL = attrgetter("call")
 
 
 class JoinQueue:
-    """Pending joins in call order. The timer `anyone` covers all joins, and `members` those of quorum members."""
+    """Pending joins in call order. The timer `anyone` covers all joins, and `members` the joins of quorum members."""
 
     def __init__(self, job: Job) -> None:
         self._job = job

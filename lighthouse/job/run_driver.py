@@ -214,7 +214,7 @@ class _Round:
     deliver: Deliver
     began_at: float
     size: int
-    waiting: dict[RankId, RankEvidence]  # what is known about each rank that has not answered
+    waiting: dict[RankId, RankEvidence]  # known facts about each rank that has not answered
     limit: Timer
 
 
@@ -476,7 +476,7 @@ class RunDriver(MachineDriver[events.RunEvent, events.RunEffect]):
             reason: Cause of the restart.
 
         Returns:
-            Whether any of these ranks is in the generation.
+            True if any of these ranks is in the generation.
         """
         active = self.machine.active_slots(name, ranks)
         if active:

@@ -321,7 +321,7 @@ class IncidentService:
 
         Args:
             job: The job. If empty, the call's metadata names the job.
-            of_ranks: Ranks (`b/1`), replica groups or runs (`b`). If empty, all members and runs.
+            of_ranks: Ranks (`b/1`), replica groups or runs (`b`). If empty, the quorum or, without one, the job's runs.
             call: The call.
 
         Raises:
