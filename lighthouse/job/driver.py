@@ -405,7 +405,7 @@ class JobDriver(MachineDriver[QuorumEvent, QuorumEffect]):
         self._opening = number
         self._feed(SessionOpened(number, hello))
         if self._opening:  # it was not refused
-            self._take_notice(hello.participant.replica_id, None)  # its manager repeats a notice that is still valid
+            self._take_notice(hello.participant.replica_id, None)  # a manager repeats a notice that is still valid
             self._add_report(hello.participant.replica_id, hello.levels)
         self._opening = 0
         return number

@@ -6,8 +6,8 @@
    or stopped something.
 3. The loss of members becomes an incident when a group requests the next quorum, or when one forms. Without such a
    request, the losses are the normal end of training. If an operator killed the group, its loss is an incident at once.
-   All losses in one quorum are one incident, dated to the last heartbeat of the first lost group. The loss of a member
-   that was killed because of a stall belongs to the stall.
+   All losses in one quorum are one incident, dated to the last heartbeat of the first lost group. If a member was
+   killed because of a stall, its loss belongs to the stall.
 4. A group that joins without a valid state (a commit was not applied, or its state differs from its peers') is an
    incident. The group repeats the report in every join until it has healed, but the incident counts once.
 5. A step that a group discards because of non-finite gradients is an incident.
@@ -183,7 +183,7 @@ class _Case:
     killed: frozenset[str] = frozenset()
     losses: "_Lost | None" = None
     is_injected: bool = False  # True if `lighthouse chaos` caused the incident and its fault has not ended
-    slow: frozenset[RankName] = frozenset()  # its ranks that are still slow
+    slow: frozenset[RankName] = frozenset()  # ranks of the incident that are still slow
 
     def update_summary(self, **changes: object) -> Incident:
         summary = replace(self.incident.summary, **changes)  # pyright: ignore[reportArgumentType]
@@ -661,8 +661,7 @@ class EvidenceRound:
 
         Args:
             targets: All members and runs.
-            ranks: Ranks to ask, by replica group. An empty tuple stands for all ranks of the group, and None
-                for all targets.
+            ranks: Ranks to ask, by replica group, or None for all targets. () stands for all ranks of a group.
             suspects: Names of ranks or groups whose groups to ask first.
         """
         self._evidence: list[MemberEvidence] = []

@@ -187,7 +187,7 @@ class Numbering:
         self._began_at: float | None = None
 
     def why_unassigned(self, now: float, **ids: int | None) -> InvalidRequest | None:
-        """Return an error if any of `ids` (by field name) cannot be that of a quorum of this job, otherwise None.
+        """Return an error if any of `ids` (by field name) cannot be a quorum id of this job, otherwise None.
 
         The first id of a job is the wall-clock time in milliseconds. So an id above the last assigned one that is also
         more than a day ahead of the clock was never assigned.

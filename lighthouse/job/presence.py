@@ -277,8 +277,8 @@ USUAL_BEAT_SHARE = 0.25  # share of the lease and of the heartbeat timeout
 BEATS_PER_S = 500
 """Maximum heartbeats per second of all sessions. With more sessions, each sends heartbeats less often."""
 LONGEST_BEAT_SHARE = 0.4
-"""Longest heartbeat interval, as a share of the lease and of the heartbeat timeout. Leaves room for the longest pause
-that the keepalive allows.
+"""Longest heartbeat interval, as a share of the lease and of the heartbeat timeout. Leaves room for the longest
+pause that the keepalive allows.
 """
 SILENT_AFTER_INTERVALS = 1.5
 MAX_REPORTED = 500

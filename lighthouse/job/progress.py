@@ -41,7 +41,7 @@ REASONS = tuple(field.name for field in fields(Discards))
 
 
 def difference(before: GroupCounts, now: GroupCounts) -> GroupCounts:
-    """Return the increase from `before` to `now`, or `now` if a number has decreased, so it is from a new manager."""
+    """Return the increase from `before` to `now`, or `now` if a number has decreased, which means a new manager."""
     if any(new < old for old, new in zip(_numbers(before), _numbers(now), strict=True)):
         return now
     discards = Discards(*(getattr(now.discards, name) - getattr(before.discards, name) for name in REASONS))
@@ -426,7 +426,7 @@ def _aged(group: Group, view: GroupView, now: float) -> list[RankView]:
 
 
 def _is_over(before: GroupView, view: GroupView) -> bool:
-    """Return whether the newer `view` is from a different manager than `before`, as a decreased sum proves."""
+    """Return whether `view` is from a newer manager than `before`, which shows in a sum that has decreased."""
     now_s = dict(view.seconds)
     return any(seconds > now_s.get(name, 0.0) for name, seconds in before.seconds)
 
