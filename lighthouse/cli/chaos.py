@@ -1,7 +1,7 @@
 """`lighthouse chaos`: inject faults into a running job, and check that its training survives them.
 
-chaos_plan.py draws the faults and evaluates the result. A fault lasts as long as its call to the lighthouse, so it also
-ends when this command exits.
+chaos_plan.py draws the faults and evaluates the result. A fault ends with its call to the lighthouse, so it also ends
+when this command exits.
 """
 
 import asyncio
@@ -137,10 +137,7 @@ class _Run:
         return watcher.document(verifies=self._verifies, is_complete=not self._stop.is_set())
 
     async def _watch_until(self, at: float, *, is_settling: bool = False) -> bool:
-        """Poll the job's status until `at` or, if `is_settling`, until the job has recovered.
-
-        Returns:
-            Whether a signal has stopped the command.
+        """Poll the job until `at`, or until it has recovered if `is_settling`. Return whether a signal arrived.
 
         Raises:
             LighthouseError: If a fault was not permitted, or the lighthouse has not answered for SETTLED_WITHIN_S.

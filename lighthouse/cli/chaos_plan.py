@@ -72,12 +72,7 @@ def plan(
 ) -> tuple[PlannedFault, ...]:
     """Draw random faults. The same arguments give the same plan, whatever the order of `kinds` and `ranks`.
 
-    Args:
-        seed: Seed for the random numbers.
-        kinds: Kinds of faults to choose from.
-        mtbf_s: Mean time between two faults in seconds. The times are exponentially distributed.
-        duration_s: Time within which all faults begin, in seconds.
-        ranks: The job's ranks, from which the targets are chosen.
+    All faults begin within `duration_s`. The times between them are exponentially distributed, with mean `mtbf_s`.
     """
     draw = random.Random(seed)
     kinds, ranks = sorted(set(kinds)), sorted(set(ranks), key=lambda rank: (rank.replica_id, rank.group_rank or 0))
@@ -100,10 +95,7 @@ def ranks_of(job: JobStatus) -> tuple[Target, ...]:
 
 
 def has_others(job: JobStatus, replica_id: str, at_risk: Collection[str] = ()) -> bool:
-    """Return whether any group other than `replica_id` and those in `at_risk` is training.
-
-    Such a group holds the model state.
-    """
+    """Return whether a group other than `replica_id` and `at_risk` is training, and so holds the model state."""
     safe = {member.replica_id for member in job.members if member.state is MemberState.PARTICIPANT}
     return not safe <= {replica_id, *at_risk}
 
@@ -187,12 +179,7 @@ class Watcher:
             del self._digests[next(iter(self._digests))]
 
     def document(self, *, verifies: bool, is_complete: bool) -> dict[str, Any]:
-        """Return the result as a JSON document.
-
-        Args:
-            verifies: Whether the ranks' states had to be compared after the faults (--verify).
-            is_complete: Whether the command ran to its end, without a signal that stopped it.
-        """
+        """Return the result. `is_complete` is False if a signal has stopped the command early."""
         (start_at, start, _), (faults_at, begun, before), (ended_at, reached, after) = self._marks[:3]
         base = (begun - start) / (faults_at - start_at) if faults_at > start_at else 0.0
         rate = (reached - begun) / (ended_at - faults_at) if ended_at > faults_at else 0.0

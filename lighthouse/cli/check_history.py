@@ -148,8 +148,8 @@ def _read_trace(group: str, rank: int, place: str, lines: Iterable[str]) -> Proc
 
 
 def _read_log(history: History, place: str, lines: Iterable[str]) -> None:
-    """Parse the log of a lighthouse or a manager. Skip a manager's lines before the one that logs its start."""
-    managers: dict[str, Manager | None] = {}  # by replica_id, which only lines in JSON have
+    """Parse the log of a lighthouse or a manager. Skip a manager's lines before its start."""
+    managers: dict[str, Manager | None] = {}  # keyed by replica_id, which only lines in JSON have
     for where, text, job, group in _messages(place, lines):
         manager = managers.get(group)
         if found := FORMED.fullmatch(text):
@@ -300,10 +300,7 @@ def _only_participants_commit(history: History) -> Rule:
 
 
 def _each_quorum_was_formed(history: History) -> Rule:
-    """Check that a lighthouse logged each quorum that ranks or managers name.
-
-    Ids outside the logged range are skipped, because logs may be rotated.
-    """
+    """Check that a lighthouse logged each named quorum. Skip ids outside its logs, because these may be rotated."""
     rule = Rule("commits and managers name only quorums that a lighthouse has formed")
     formed = {quorum.quorum_id for quorum in history.formed}
     if len({quorum.job for quorum in history.formed}) != 1:

@@ -66,8 +66,8 @@ def _ask_person(last: str) -> None:
 def stop(given: ClientOptions, reason: str) -> None:
     """Stop a run until it is resumed.
 
-    Its supervisors end their workers and restart nothing. The stop applies to this run ID only and survives a restart
-    of the lighthouse.
+    The run's supervisors end their workers and restart nothing. The stop applies to this run ID only, and a restart of
+    the lighthouse does not lift it.
     """
     with given.connect() as client:
         client.stop_run(reason, timeout_s=given.timeout)

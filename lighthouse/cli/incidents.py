@@ -19,8 +19,8 @@ from lighthouse_runtime.cli import format_duration, printable
 def incidents(given: ClientOptions, kind: str | None) -> None:
     """List incidents, newest first.
 
-    Times count from the fault: NOTICED, until the lighthouse detected it; RECOVERED, until the other groups committed
-    their next step, or a slow rank was no longer slow; BACK, until the lost groups were in the quorum again.
+    Times count from the fault. NOTICED: until the lighthouse detected it. RECOVERED: until other groups committed their
+    next step, or a slow rank was no longer slow. BACK: until the lost groups were in the quorum again.
     """
     with given.connect() as client:
         found = [each for each in client.incidents(given.job, timeout_s=given.timeout) if kind in (None, each.kind)]

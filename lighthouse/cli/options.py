@@ -99,14 +99,7 @@ class ClientOptions:
 
 
 def client_options(*, job_help: str, timeout: str = "5s") -> Callable[[Verb], Verb]:
-    """Return a decorator that adds the client options, such as --lighthouse and --job, to a verb.
-
-    The verb receives them as one ClientOptions argument.
-
-    Args:
-        job_help: Help text for --job.
-        timeout: Default for --timeout.
-    """
+    """Return a decorator that adds --lighthouse, --job and the like to a verb, as one ClientOptions argument."""
     options = (
         click.option(
             "--lighthouse",

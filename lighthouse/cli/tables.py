@@ -110,7 +110,7 @@ def _headline(job: JobStatus, has_name: bool, width: int) -> list[Text]:
 
 
 def progress(job: JobStatus) -> Text:
-    """Describe whether the job makes progress, and if not, what it waits for."""
+    """Describe the job's progress or, if there is none, the reason."""
     if job.stall:
         return stall(job)
     is_training = job.verdict == Verdict.FORMED and participants(job) > 0
@@ -299,10 +299,7 @@ def _phase_style(job: JobStatus) -> str:
 
 
 def _beat_column(age_s: Callable[[T], float], keep: int) -> Column[T]:
-    """Return the column with the time since the last heartbeat, which `age_s` returns for a row.
-
-    `keep` determines when the column is omitted in a narrow terminal (see `Column`).
-    """
+    """Return the column with the time since the last heartbeat, which `age_s` returns for a row."""
     return Column(
         "BEAT",
         lambda row: format_duration(age_s(row)),

@@ -86,9 +86,8 @@ def add_up(
     Args:
         lines: Lines of the ledger, in any order. Malformed lines, for example one cut off by a crash, are skipped.
         job: Name of the job to report on, or "" for all jobs.
-        since: Start of the period in Unix time. If None, the period starts with the oldest record.
-        until: End of the period in Unix time. If None, it ends with the newest record. If a record extends beyond
-            the period, only the part within the period counts.
+        since: Start of the period in Unix time, by default the start of the oldest record.
+        until: End of the period, by default the end of the newest record. Records that cross a limit count in part.
         checkpoint_every_s: Assumed time between checkpoints, for the comparison.
         price_per_h: Price of one rank per hour.
     """
@@ -165,11 +164,7 @@ def _count(names: Iterable[str], struck: set[tuple[str, str]]) -> dict[str, int]
 
 
 def _parse(lines: Iterable[str], job: str) -> tuple[list[_Row], list[IncidentSummary]]:
-    """Parse the ledger's lines of `job`, or of all jobs if `job` is empty. Skip malformed lines.
-
-    Returns:
-        The records of how groups spent their time, and the last record of each fault, sorted by the fault's time.
-    """
+    """Return the rows and the faults of `job`, or of all jobs if it is empty. The faults are sorted by time."""
     rows: list[_Row] = []
     faults: dict[tuple[str, str], IncidentSummary] = {}  # the last line about a fault counts
     for line in lines:

@@ -221,7 +221,7 @@ class SessionTable(dict[int, Session]):
 SEND_AFTER_S = 0.1  # a burst of changes is sent once
 SENT_AT_ONCE = 50  # sessions per timer call, so that other work does not wait
 SESSIONS_RENEWED_PER_S = 5000  # with more sessions, the world is computed less often
-# A short wait is normal and not logged, because the ranks in a group connect one after another.
+# A short wait is normal and not logged, because the ranks of a group connect one after another.
 HELD_BACK_LOGGED_AFTER_S = 10.0
 
 
@@ -252,7 +252,7 @@ class WorldBroadcast:
         self._behind[number] = None
 
     def set_waiting_for(self, waiting_for: str) -> None:
-        """Set the text that says what pending joins are waiting for. It is empty if no join is pending."""
+        """Set the description of what pending joins are waiting for, or "" if none is pending."""
         if waiting_for != self._waiting_for:
             self._waiting_for = waiting_for
             self.schedule_send()
@@ -349,7 +349,7 @@ class JobDriver(MachineDriver[QuorumEvent, QuorumEffect]):
         self._samples = Samples()
         self._faults: dict[int, tuple[str, Reply[FaultReport]]] = {}  # group and caller of each ordered fault
         self._opening = 0  # session whose hello the machine is handling
-        self._has_notices = False  # whether a group may have a preemption notice
+        self._has_notices = False  # True if a group may have a preemption notice
         self._secret = secret
         self._runs = runs
         self._store = store or MemoryStore()
@@ -405,7 +405,7 @@ class JobDriver(MachineDriver[QuorumEvent, QuorumEffect]):
         self._opening = number
         self._feed(SessionOpened(number, hello))
         if self._opening:  # it was not refused
-            self._take_notice(hello.participant.replica_id, None)  # its manager repeats a notice that is still valid
+            self._take_notice(hello.participant.replica_id, None)  # a manager repeats a notice that is still valid
             self._add_report(hello.participant.replica_id, hello.levels)
         self._opening = 0
         return number
@@ -518,7 +518,7 @@ class JobDriver(MachineDriver[QuorumEvent, QuorumEffect]):
             self.incidents.handle_kill(member.replica_id, quorum.quorum_id, why)
 
     def handle_run_message(self) -> None:
-        """Update progress and incidents after a rank in one of the job's runs has sent a message."""
+        """Update progress and incidents after a rank of one of the job's runs has sent a message."""
         self.progress.watch.wake()
         self.incidents.handle_run_progress()
 
@@ -613,7 +613,7 @@ class JobDriver(MachineDriver[QuorumEvent, QuorumEffect]):
                 pass
 
     def _now(self) -> float:
-        """Return the time. First report `HostBusy` if members may count as lost only because this host is busy."""
+        """Return the time. If this host is busy while closed connections are judged, first report `HostBusy`."""
         now = self._clock()
         if self.machine.is_judging_closings(now) and self._ports.is_busy():
             self._perform(self.machine.handle(HostBusy(), now), now)

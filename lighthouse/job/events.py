@@ -160,7 +160,7 @@ class QuorumFormed:
 
     quorum: Quorum
     calls: tuple[int, ...]
-    is_new: bool  # whether the quorum has a new id
+    is_new: bool  # True if the quorum has a new id
     stands: bool = False
     record: QuorumRecord | None = field(default=None, compare=False, repr=False)  # stored before any answer
 
@@ -250,7 +250,7 @@ class RankJoined:
     """A rank's process has connected or reconnected to the run."""
 
     entry: RankHello
-    session: int | None = None  # its stream; None if it has none and only sends heartbeats
+    session: int | None = None  # stream of the rank, or None if it only sends heartbeats
 
 
 @dataclass(frozen=True, slots=True)

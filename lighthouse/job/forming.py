@@ -3,8 +3,8 @@
 A *member* is a group in the current quorum, and a *newcomer* is any other group. `decide` applies these rules, in this
 order, after every event and tick:
 
-1. A group is a candidate while it has joined, which means that its call for the next quorum is pending. A pending call
-   also shows that the group is alive and healthy. If a member asks to shrink the quorum, newcomers are not candidates.
+1. A group is a candidate while it has joined, which means that its call for the next quorum is pending. Such a group is
+   alive and healthy. If a member asks to shrink the quorum, newcomers are not candidates.
 2. No quorum forms unless at least `min_replicas` groups are candidates and can fill one of the allowed sizes.
 3. If every member is a candidate, the quorum forms at once.
 4. If every healthy group has joined, the quorum forms at once.

@@ -58,13 +58,11 @@ from lighthouse_protocol.rules.stall import GroupProgress, Process
 def assign(
     members: Iterable[Rank], previous: Sequence[int], terms: RunTerms, running: Set[RankId] = frozenset()
 ) -> tuple[RankId, ...]:
-    """Choose the active ranks in the next generation and their places.
+    """Choose the active ranks of the next generation and their places. All other ready ranks become spares.
 
-    A slot is the fixed number of a process in the run. A place is the number of an active rank in the generation. Ready
-    ranks that are not chosen become spares.
+    A slot is the fixed number of a process in the run. A place is the number of an active rank in the generation.
 
-    - The number of active ranks is a multiple of `divisible_by`, at least `min_active` and at most `target`. If too few
-      ranks are ready for that, no rank is chosen.
+    - The number of active ranks is a multiple of `divisible_by`, at least `min_active` and at most `target`, or 0.
     - A slot keeps its place, so a restarted process gets the place of its predecessor. Spares fill the gaps, the
       longest waiting first. If the generation shrinks, the ranks with the highest places move into the gaps.
     - In the first generation, ranks are placed in the order of their slots.
@@ -103,11 +101,7 @@ def _eligible(members: list[Rank], terms: RunTerms, running: Set[RankId]) -> lis
 
 
 def next_number(current: int, stride: int, *, is_process_restart: bool) -> int:
-    """Return the number of the generation after `current`.
-
-    It is `current` + 1 or, if processes have restarted, the next multiple of `stride`, the distance that the run's
-    settings (RunTerms) leave between the first generations of two process restarts.
-    """
+    """Return the number after `current`. After a process restart, this is the next multiple of `stride`."""
     return (current // stride + 1) * stride if is_process_restart else current + 1
 
 
@@ -217,7 +211,7 @@ class RestartLog:
         """Add the report of supervisor `by` on a dead process, received in generation `number`.
 
         The report becomes evidence of the restart in which the process was lost. If there is none and the process was
-        not a rank, the report is an incident of its own, which ends no generation and changes no counter.
+        not a rank, the report is a separate incident, which ends no generation and changes no counter.
         """
         rank = process.rank
         found = next((restart for restart in reversed(self.restarts) if rank in restart.lost), None)
@@ -289,7 +283,7 @@ NAMES_KEPT_S = 5.0  # after a restart of the lighthouse; ranks and supervisors n
 
 
 class Ranks:
-    """Ranks in a run: the newest process in each slot, even if it has exited or the lighthouse has restarted since.
+    """Ranks of a run: the newest process in each slot, even if it has exited or the lighthouse has restarted since.
 
     While a process's stream is open, only a process with the same secret can take over its slot. A supervisor and its
     processes share one secret. After a restart of the lighthouse, slots stay reserved for NAMES_KEPT_S seconds. An
@@ -461,7 +455,7 @@ class Ranks:
         return self._lapses_from if self._without_stream and self._lapses_from < math.inf else None
 
     def postpone_lapses(self, by_s: float) -> None:
-        """Postpone all timeouts by `by_s` seconds, a pause during which the lighthouse read no messages."""
+        """Postpone all timeouts by the `by_s` seconds for which the lighthouse was paused and read no messages."""
         for rank in self:
             rank.lapses_at += by_s
             rank.seen_at += by_s
@@ -495,18 +489,18 @@ class GenerationDecision:
 
     verdict: RunVerdict = RunVerdict.NOBODY_READY
     chosen: tuple[RankId, ...] = ()
-    """Active ranks in the next generation. Empty if too few ranks can be active."""
+    """Active ranks of the next generation. Empty if too few ranks can be active."""
     waits_since: float | None = None
     """When the wait for the other ranks began, because enough ranks were ready. None if it has not begun."""
     short_since: float | None = None
     """When the number of remaining ranks became too low to continue. None while enough remain."""
     is_hopeless: bool = False
-    """Whether the run must stop, because too few ranks have remained for too long."""
+    """True if the run must stop, because too few ranks have remained for too long."""
     next_at: float | None = None
     """Next time at which the decision may change without an event."""
 
     def postponed_by(self, by_s: float) -> "GenerationDecision":
-        """Return a copy whose waits began `by_s` seconds later, so that a pause in the lighthouse does not count."""
+        """Return a copy whose waits began `by_s` seconds later, so that a pause of that length does not count."""
         return replace(
             self,
             waits_since=None if self.waits_since is None else self.waits_since + by_s,
@@ -519,7 +513,7 @@ def decide_generation(
 ) -> GenerationDecision:
     """Decide whether the next generation forms now, and with which ranks.
 
-    1. The next generation forms, without the lost ranks, as soon as all live active ranks in the last generation are
+    1. The next generation forms, without the lost ranks, as soon as all live active ranks of the last generation are
        ready and no process is about to be restarted together with a lost one. If this takes longer than
        `join_timeout_s`, the ready ranks continue without the others, provided that they hold at least floor(n/2)+1 of
        the n places.
@@ -531,7 +525,7 @@ def decide_generation(
     5. After repeated failures, the restart budget delays the next generation.
 
     Args:
-        ranks: Ranks in the run.
+        ranks: Ranks of the run.
         current: The last generation.
         terms: Settings of the run.
         before: Previous decision, with the start times of the current waits.
@@ -605,7 +599,7 @@ def _is_majority(ranks: Ranks, current: GenerationState, terms: RunTerms) -> boo
 
 
 class Generations:
-    """Component of `RunMachine` that tracks the ranks in a run and forms its generations."""
+    """Component of `RunMachine` that tracks the ranks of a run and forms its generations."""
 
     def __init__(
         self,
@@ -648,7 +642,7 @@ class Generations:
             self.lose_rank(rank, f"no heartbeat from it for {self.config.rank_timeout_s:g} s", now)
 
     def postpone_timers(self, by_s: float, now: float) -> None:
-        """Postpone all timeouts by `by_s` seconds, a pause during which the lighthouse read no messages."""
+        """Postpone all timeouts by the `by_s` seconds for which the lighthouse was paused and read no messages."""
         self.ranks.postpone_lapses(by_s)
         self._decision = self._decision.postponed_by(by_s)
         self._held_until = now + by_s + CLOSINGS_HELD_S
@@ -738,7 +732,7 @@ class Generations:
                     self._complete_run(max(0, self.current.number))
 
     def _record_held_generation(self, rank: Rank, generation: int | None) -> None:
-        """Record the generation that a rank reports being in, if any. Interrupt the rank if that one has ended."""
+        """Record the generation that a rank reports, if any. Interrupt the rank if that generation has ended."""
         if generation is None:
             return
         rank.generation = generation

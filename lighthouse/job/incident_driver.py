@@ -74,9 +74,8 @@ class JobAccount:
     1. Managers report totals since they started, and the increase since the last report is added. If a number has
        decreased, the report is from a new manager, and all of it is added.
     2. The first report of a group adds nothing, because most of it may date from before this lighthouse started.
-    3. A group's training time begins with its first report of a quorum and ends when the group leaves cleanly or its
-       record is removed. It includes the time in which the group is lost, restarting or healing, because that time is
-       the cost of its failure.
+    3. A group's training time runs from its first report of a quorum until it leaves cleanly or its record is removed.
+       It includes the time in which the group is lost, restarting or healing, which is the cost of its failure.
     4. Goodput is the time in committed steps divided by the training time of all groups.
     """
 
@@ -391,7 +390,7 @@ class IncidentDriver:
     # -- events
 
     def was_late(self, by_s: float) -> None:
-        """Extend pending evidence requests by `by_s` seconds, a pause during which no answers were read."""
+        """Extend pending evidence requests by the `by_s` seconds for which this process was paused."""
         for round_ in self._rounds.values():
             round_.due_at += by_s
             round_.limit.set(round_.due_at)
@@ -432,14 +431,7 @@ class IncidentDriver:
         self._perform(self._incidents.open_kill(replica_id, quorum_id, why, self._clock(), self._wall()))
 
     def open_fault(self, replica_id: str, text: str, target: str, step: int) -> str:
-        """Open an incident for a fault that `lighthouse chaos` injected, and return its id for `end_fault`.
-
-        Args:
-            replica_id: Group into which the fault was injected.
-            text: Description of the fault.
-            target: Name of the group, or of its rank, that the fault hits.
-            step: Step that the group is working on.
-        """
+        """Open an incident for an injected fault that hits `target`. Return the incident's id, for `end_fault`."""
         opened = self._incidents.open_fault(replica_id, text, target, step, self._clock(), self._wall())
         self._perform([opened])
         return opened.incident.id
@@ -454,7 +446,6 @@ class IncidentDriver:
         self._perform(self._incidents.add_loss(loss, self._clock(), self._wall(), is_asked=bool(self._state.joins)))
 
     def end_slow_group(self, replica_id: str) -> None:
-        """Close the incidents of the slow ranks in a group that was lost or has left."""
         self._perform(self._incidents.end_slow_group(replica_id, self._clock()))
 
     def handle_quorum(self, quorum: Quorum, *, is_new: bool) -> None:
@@ -495,7 +486,7 @@ class IncidentDriver:
         return self._perform(self._incidents.open_or_update_stall(verdict, step, now, self._wall()))
 
     def handle_run_progress(self) -> None:
-        """Check whether training has recovered, after a rank in one of the job's runs has sent a message."""
+        """Check whether training has recovered, after a rank of one of the job's runs has sent a message."""
         if self._incidents.is_followed:
             self._perform(self._incidents.record_step_reached(self._run_steps(), 0, self._clock()))
 
@@ -520,11 +511,7 @@ class IncidentDriver:
     # -- evidence
 
     def gather_evidence(self, ranks: Mapping[str, tuple[int, ...]] | None, reply: Reply[Gathered]) -> None:
-        """Collect evidence from some ranks, or from all members and runs if `ranks` is None.
-
-        Args:
-            ranks: Ranks by name of their group or run. An empty tuple stands for all its ranks.
-            reply: Receives the evidence.
+        """Collect evidence from all members and runs, or only from `ranks`. () stands for all ranks of a group or run.
 
         Raises:
             LimitReached: MAX_ROUNDS requests for evidence are already pending.

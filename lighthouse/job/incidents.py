@@ -1,22 +1,21 @@
 """Rules for the incidents of one job: when they begin, what belongs to them, how to react, and when training recovers.
 
-1. A stall is one incident from its verdict until a rank makes progress again. The time of the fault is that of the last
-   progress before it.
+1. A stall is one incident from its verdict until a rank makes progress again. The fault is dated to the last progress.
 2. The verdict on a stall requests evidence, and the policy decides when the evidence has arrived. A verdict that names
    other ranks or another cause requests evidence again, up to MAX_LOOKS times, but never after the policy has killed
    or stopped something.
 3. The loss of members becomes an incident when a group requests the next quorum, or when one forms. Without such a
    request, the losses are the normal end of training. If an operator killed the group, its loss is an incident at once.
-   All losses in one quorum are one incident. The time of the fault is that of the last heartbeat of the first lost
-   group. The loss of a member that was killed because of a stall belongs to the stall.
+   All losses in one quorum are one incident, dated to the last heartbeat of the first lost group. If a member was
+   killed because of a stall, its loss belongs to the stall.
 4. A group that joins without a valid state (a commit was not applied, or its state differs from its peers') is an
    incident. The group repeats the report in every join until it has healed, but the incident counts once.
 5. A step that a group discards because of non-finite gradients is an incident.
-6. Ranks that become slow in the same comparison are one incident, until each of them recovers, has too few peers, or
-   its group is lost or leaves. A rank is in at most one such incident in SLOW_AGAIN_S. The stacks of up to MAX_SUSPECTS
+6. Ranks that become slow in the same comparison are one incident, until each of them recovers, lacks peers, or its
+   group is lost or leaves. A rank is in at most one such incident in SLOW_AGAIN_S. The stacks of up to MAX_SUSPECTS
    ranks are collected after this comparison and the next ones, MAX_LOOKS times. The policy for stalls does not apply.
 7. A supervisor's report on a dead process explains the loss of its group, whether it arrives before or after the loss,
-   and belongs to that incident. If no loss follows within EXIT_KEPT_S, the report is an incident of its own.
+   and belongs to that incident. If no loss follows within EXIT_KEPT_S, the report is a separate incident.
 8. A fault of `lighthouse chaos` is an incident. Losses of the target during the fault belong to the incident, and its
    cost is then the time until the next step is committed, with or without the target. Steps that were already granted
    do not count.
@@ -148,7 +147,7 @@ class EvidenceWanted:
 
     id: str
     suspects: tuple[str, ...]
-    is_of_suspects: bool = False  # whether only the suspects are asked
+    is_of_suspects: bool = False  # True to collect from the suspects only
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,8 +182,8 @@ class _Case:
     is_final: bool = False
     killed: frozenset[str] = frozenset()
     losses: "_Lost | None" = None
-    is_injected: bool = False  # whether `lighthouse chaos` caused the incident and its fault has not ended
-    slow: frozenset[RankName] = frozenset()  # its ranks that are still slow
+    is_injected: bool = False  # True if `lighthouse chaos` caused the incident and its fault has not ended
+    slow: frozenset[RankName] = frozenset()  # ranks of the incident that are still slow
 
     def update_summary(self, **changes: object) -> Incident:
         summary = replace(self.incident.summary, **changes)  # pyright: ignore[reportArgumentType]
@@ -208,12 +207,12 @@ class _Case:
 class _LostGroup:
     reason: str
     is_explained: bool = False  # a supervisor has reported why a process of the group exited
-    is_away: bool = True  # whether the group has not been in a quorum since the loss
+    is_away: bool = True  # True if the group has not been in a quorum since the loss
 
 
 @dataclass(slots=True)
 class _Lost:
-    """Members that one quorum has lost. Their loss is an incident, unless the job is ending normally."""
+    """Members that a quorum has lost. Their loss is an incident, unless the job is ending normally."""
 
     first: MemberLost
     noticed_at: float
@@ -415,8 +414,8 @@ class IncidentMachine:
         """Record a supervisor's report on a dead process.
 
         Returns:
-            The effects. None if the report is dropped, because the group is neither in the current quorum (`is_member`)
-            nor lost, or because MAX_EXITS reports are pending.
+            The effects, or None if the report is dropped: its group is neither in the current quorum (`is_member`) nor
+            lost, or MAX_EXITS reports are pending.
         """
         exit_ = _Exit(reason, evidence, now, unix_s)
         if (injected := self._injected(replica_id)) is not None:
@@ -527,7 +526,7 @@ class IncidentMachine:
         return effects
 
     def end_slow_group(self, replica_id: str, now: float) -> list[Effect]:
-        """Close the incidents of a group's slow ranks, because the group was lost or has left."""
+        """Stop counting a group's ranks as slow, because the group was lost or has left."""
         names = (name for case in self._slow.values() for name in case.slow if name.replica_id == replica_id)
         return self._end_slow(frozenset(names), now)
 
@@ -631,7 +630,7 @@ Asked: TypeAlias = int | str
 
 @dataclass(frozen=True, slots=True)
 class EvidenceTarget:
-    """A member or run that can be asked for evidence. `session` is None if the member has no session."""
+    """A member or run that can provide evidence. `session` is None if the member has no session."""
 
     replica_id: str
     session: Asked | None
@@ -645,7 +644,7 @@ class Question:
 
 
 class EvidenceRound:
-    """One collection of evidence: the managers and runs to ask, their answers, and what is missing.
+    """One collection of evidence: the managers and runs to ask, their answers, and the missing parts.
 
     A round asks up to MAX_ASKED replica groups, suspects first, and keeps up to MAX_EVIDENCE_BYTES, so that a large
     job's evidence fits into memory and into one message.
@@ -662,9 +661,8 @@ class EvidenceRound:
 
         Args:
             targets: All members and runs.
-            ranks: Ranks to ask, by replica group. An empty tuple stands for all ranks in the group. If None, all
-                targets are asked.
-            suspects: Names of ranks or groups. Their groups are asked first.
+            ranks: Ranks to ask, by replica group, or None for all targets. () stands for all ranks of a group.
+            suspects: Names of ranks or groups whose groups to ask first.
         """
         self._evidence: list[MemberEvidence] = []
         self._missing: list[str] = []
@@ -701,7 +699,7 @@ class EvidenceRound:
             self._missing.append(f"{question.replica_id}: its session has ended")
 
     def gathered(self) -> Gathered:
-        """Return the evidence so far, and descriptions of what is missing."""
+        """Return the collected evidence, with descriptions of the missing parts."""
         late = [f"{question.replica_id}: not all came within {WITHIN_S:g} s" for question in self._waiting.values()]
         evidence = sorted(self._evidence, key=lambda one: (one.replica_id, one.rank.group_rank))
         return Gathered(tuple(evidence), (*self._missing, *late))

@@ -31,7 +31,7 @@ MAX_TEXT_CHARS = 200
 
 
 class Cause(StrEnum):
-    """What a replica group spends time on."""
+    """Use of a replica group's time."""
 
     COMPUTE = "compute"
     WAIT = "wait"
@@ -88,10 +88,7 @@ class _Spent:
         self.since = at
 
     def divide_wait(self) -> None:
-        """Move time from WAIT to the causes that the manager's counters report.
-
-        If the counters report more time than WAIT contains, keep up to EVERY_S of the rest for the next line.
-        """
+        """Move time from WAIT to the causes that the manager's counters report. Carry over up to EVERY_S of excess."""
         for cause, owed_s in self.owed_s.items():
             moved_s = min(owed_s, self.seconds[Cause.WAIT])
             self.seconds[Cause.WAIT] -= moved_s

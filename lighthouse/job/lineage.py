@@ -21,8 +21,8 @@ are *foreign*. A *member* is a group that was in the last quorum.
    be ahead by any number of steps, so that a group that happens to connect first does not override groups that have
    trained for long. This rule trusts the managers' reports and ends EARLIER_COUNTS_FOR_S after the first quorum.
 4. If no group at the highest step has a known tag (torchft members that resumed from disk, or groups with an unknown
-   past), their states may have diverged. The first group is the source and the others heal. At step 0 all states count
-   as equal.
+   past), their states may have diverged. The first group is the source and the others heal. At step 0 all
+   states are equal.
 """
 
 from collections.abc import Iterable, Sequence, Set
@@ -110,7 +110,7 @@ def foreign(claims: Sequence[Claim], history: History, formed_at: int = 0) -> li
         formed_at: Highest step in the last quorum when it formed.
 
     Returns:
-        Whether each candidate must heal, in the order of `claims`. All False if the job starts cold (rule 1).
+        A flag per candidate, in the order of `claims`: True if it must heal. All False in a cold start (rule 1).
     """
     is_named = [claim.tag in history for claim in claims]
     members = [
@@ -175,7 +175,7 @@ class Numbering:
     reports a failed commit. A standing quorum, or one that follows a standing quorum, always gets a new id. A new id
     exceeds every id that was assigned or that a member has seen, so an id never names two lists of members, even if
     the journal is outdated. If a member has seen an id that this lighthouse has not reached, another lighthouse may be
-    assigning the next ids, so this one skips LEFT_TO_ANOTHER ids.
+    assigning the next ids, so LEFT_TO_ANOTHER ids are skipped.
     """
 
     def __init__(self, first_id: int, record: QuorumRecord | None) -> None:
@@ -187,7 +187,7 @@ class Numbering:
         self._began_at: float | None = None
 
     def why_unassigned(self, now: float, **ids: int | None) -> InvalidRequest | None:
-        """Return an error if any of `ids` (by field name) cannot be that of a quorum of this job, otherwise None.
+        """Return an error if any of `ids` (by field name) cannot be a quorum id of this job, otherwise None.
 
         The first id of a job is the wall-clock time in milliseconds. So an id above the last assigned one that is also
         more than a day ahead of the clock was never assigned.

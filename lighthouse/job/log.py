@@ -78,7 +78,7 @@ def log_cut(job: str, cut: ConnectionsCut) -> None:
 class VerdictLog:
     """Logs why no quorum is forming, once a wait has lasted WAIT_LOGGED_AFTER_S, and again for each new reason.
 
-    `report` receives a description of what the groups are waiting for, or "" when the wait is over.
+    `report` receives a description of what the groups are waiting for, or "" when the wait ends.
     """
 
     def __init__(self, job: str, machine: QuorumMachine, timers: Timers, report: Callable[[str], None]) -> None:

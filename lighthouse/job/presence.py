@@ -1,8 +1,8 @@
 """Sessions, joins and losses of replica groups, and their effect on the standing quorum.
 
 1. If a session ends without a leave, its group is lost. The lighthouse declares the loss within a few milliseconds. If
-   the sessions of more than half of a quorum end together, the network is the likelier cause (`MassSilence`). The end
-   of an old session never affects a newer session of the group. A new session of the same manager, authenticated by
+   the sessions of more than half of a quorum end together, the network is the likelier cause (`MassSilence`). When an
+   old session ends, a newer session of the group is not affected. A new session of the same manager, authenticated by
    the manager's secret (identity rules in roster.py), replaces the old one.
 2. A group whose heartbeats stop is lost, too, unless the lighthouse's own network is the likelier cause
    (`MassSilence`).
@@ -64,11 +64,11 @@ class MassSilence:
     2. After the lighthouse process was paused, it postpones all timeouts by the length of the pause. A member that is
        found disconnected then has the length of the pause plus CLOSINGS_HELD_S to reconnect.
     3. A closed connection does not prove that a process died: a restart of a load balancer, sidecar or firewall closes
-       all connections. So the lighthouse decides about a burst of closed connections as a whole, a few milliseconds
-       after the last one, or later on a busy host. If more than half of the quorum's members are disconnected by then,
+       all connections. So the lighthouse judges a burst of closed connections as a whole, a few milliseconds after
+       the last one, or later on a busy host. If more than half of the quorum's members are disconnected at that time,
        they count as alive for the length of a lease, as after a restart of the lighthouse. If a member reports a failed
        step during that time, more than these connections is broken. The disconnected members then have only
-       CLOSINGS_HELD_S left to reconnect, and the lighthouse decides about a pending burst at once.
+       CLOSINGS_HELD_S left to reconnect, and a pending burst is judged at once.
     """
 
     def __init__(self, job: Job) -> None:
@@ -273,12 +273,12 @@ class JobEnd:
 
 
 USUAL_BEAT_INTERVAL_S = 1.0
-USUAL_BEAT_SHARE = 0.25  # of the lease and of the heartbeat timeout
+USUAL_BEAT_SHARE = 0.25  # share of the lease and of the heartbeat timeout
 BEATS_PER_S = 500
 """Maximum heartbeats per second of all sessions. With more sessions, each sends heartbeats less often."""
 LONGEST_BEAT_SHARE = 0.4
-"""Longest heartbeat interval, as a share of the lease and of the heartbeat timeout. Leaves room for a pause as long as
-the keepalive allows.
+"""Longest heartbeat interval, as a share of the lease and of the heartbeat timeout. Leaves room for the longest
+pause that the keepalive allows.
 """
 SILENT_AFTER_INTERVALS = 1.5
 MAX_REPORTED = 500
@@ -302,7 +302,7 @@ class Presence:
 
     @property
     def beat_interval_s(self) -> float:
-        """Seconds between heartbeats. Grows with the number of sessions, but remains a fraction of a lease."""
+        """Seconds between heartbeats. Grows with the session count, up to a share of lease and heartbeat timeout."""
         shortest_s = min(self._config.lease_s, self._config.heartbeat_timeout_s)
         usual_s = min(USUAL_BEAT_INTERVAL_S, USUAL_BEAT_SHARE * shortest_s)
         return max(usual_s, min(len(self.sessions) / BEATS_PER_S, LONGEST_BEAT_SHARE * shortest_s))
@@ -566,7 +566,6 @@ class Presence:
             self._job.emit(events.Ordered(order, self._member_sessions()))
 
     def _member_sessions(self) -> tuple[int, ...]:
-        """Return the open sessions of the quorum's members."""
         sessions: list[int] = []
         for member in self.standing.quorum.participants if self.standing.quorum else ():
             here = self._job.groups.get(member.replica_id)
@@ -691,10 +690,7 @@ class Presence:
 
 
 def staying_groups(groups: Iterable[Group]) -> set[str]:
-    """Return the replica_ids of the groups that can train and whose hosts stay.
-
-    A notice that is only advice does not count.
-    """
+    """Return the replica_ids of the groups that can train and have no preemption notice that is more than advice."""
     return {
         group.replica_id
         for group in groups

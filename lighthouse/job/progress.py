@@ -3,8 +3,8 @@
 Managers send views of their groups with heartbeats. Between two heartbeats, a view ages by the lighthouse's clock. A
 manager compares only its own ranks, so only the lighthouse can detect a rank that is behind in a collective across
 groups. In a run, where a Wrapper restarts each rank's function, every rank reports on its own stream. A process that is
-a rank of both a group and a run counts once: in its group if that group is in the quorum, otherwise in its run. Pauses
-of the lighthouse process do not count against any rank.
+a rank of both a group and a run counts once: in its group if that group is in the quorum, otherwise in its run. The
+lighthouse's own pauses do not count against any rank.
 
 `Samples` keeps samples from the last few minutes for graphs, and `Grid` counts the connected ranks. Times come from the
 caller's monotonic clock, and this module does no I/O.
@@ -41,7 +41,7 @@ REASONS = tuple(field.name for field in fields(Discards))
 
 
 def difference(before: GroupCounts, now: GroupCounts) -> GroupCounts:
-    """Return the increase from `before` to `now`. If any number has decreased, a new manager counts: return `now`."""
+    """Return the increase from `before` to `now`, or `now` if a number has decreased, which means a new manager."""
     if any(new < old for old, new in zip(_numbers(before), _numbers(now), strict=True)):
         return now
     discards = Discards(*(getattr(now.discards, name) - getattr(before.discards, name) for name in REASONS))
@@ -75,10 +75,7 @@ class Levels:
 
 @dataclass(frozen=True, slots=True)
 class Pace:
-    """How fast a job is training and with how many groups, now and in earlier samples (`ages_s`, `..._then`).
-
-    The lists have one item for each sample, oldest first.
-    """
+    """How fast a job is training and with how many groups, now and in samples (`ages_s`, `..._then`), oldest first."""
 
     step: int
     training: int
@@ -248,12 +245,12 @@ def _group_ranks(member: Group) -> GroupRanks | None:
 
 @dataclass(frozen=True, slots=True)
 class RunRank:
-    """A rank in a run, described in the same form as the ranks of replica groups."""
+    """A rank of a run, described in the same form as the ranks of replica groups."""
 
     view: RankView
     generation: int | None = None  # last generation in which the rank was active
-    state: RankState | None = None  # None: derived from the view
-    is_judged: bool = False  # whether the rank is active in an unbroken generation
+    state: RankState | None = None  # derived from the view if None
+    is_judged: bool = False  # True if the rank is active in an unbroken generation
 
 
 MAX_KNOWN = 4 * MAX_NAMES
@@ -386,7 +383,7 @@ class JobProgress:
         ]
 
     def places(self, now: float, runs: Runs = ()) -> tuple[RankPlace, ...]:
-        """Return the progress of each rank in the job's groups and `runs`. Ranks that are behind come first."""
+        """Return the progress of each rank of the job's groups and `runs`. Ranks that are behind come first."""
         verdict = self.verdict(now, runs)
         behind = frozenset(verdict.behind) if verdict is not None else frozenset[RankName]()
         ranks = [(group, rank) for group, view in self._views for rank in _aged(group, view, now)]
@@ -429,11 +426,7 @@ def _aged(group: Group, view: GroupView, now: float) -> list[RankView]:
 
 
 def _is_over(before: GroupView, view: GroupView) -> bool:
-    """Return whether the manager that sent `before` has been replaced.
-
-    This is the case if a sum in `view`, the group's newer view, is lower than in `before`, because a manager's sums
-    never decrease.
-    """
+    """Return whether `view` is from a newer manager than `before`, which shows in a sum that has decreased."""
     now_s = dict(view.seconds)
     return any(seconds > now_s.get(name, 0.0) for name, seconds in before.seconds)
 

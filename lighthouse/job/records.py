@@ -72,7 +72,7 @@ class QuorumRecord:
     """Last quorum that formed. None if only the quorum's id is known."""
     stands: bool = False
     entries: Mapping[str, JoinState] = field(default_factory=dict[str, JoinState])
-    """What each member of `quorum` reported when it joined, by replica_id."""
+    """Report of each member of `quorum` when it joined, by replica_id."""
     lease_s: float = 0.0
     """Length in seconds of the members' leases."""
     named: tuple[tuple[int, int], ...] = ()
@@ -160,7 +160,7 @@ class QuorumConfig:
     max_replicas: int = 10_000
     first_quorum_id: int = 1  # above every id that the job may have used
     lease_s: float = 5.0
-    stands: bool = True  # whether standing quorums are enabled
+    stands: bool = True  # True if standing quorums are enabled
     last_call_s: float = 0.0  # time for a lost member to return before a spare replaces it
 
 
@@ -183,9 +183,8 @@ class Verdict(StrEnum):
 def is_loopback(participant: Participant) -> bool | None:
     """Return whether a participant advertises a loopback address, or None if it advertises no address.
 
-    Peers on other hosts would connect to themselves, so a quorum cannot contain members with loopback addresses as well
-    as members with routable ones. This function resolves no host names: each manager reports whether its own name
-    resolves to a loopback address.
+    Peers on other hosts would connect to themselves, so a loopback member and a routable one cannot share a quorum.
+    Host names are not resolved here: each manager reports whether its own name resolves to a loopback address.
     """
     address, store = participant.address, participant.store_address
     if not address and not store:
@@ -240,8 +239,8 @@ class KeySpaces:
     """Small key-value store of a run, with one space per generation.
 
     A rank of an older generation can neither read nor write. Members of the current generation and operators can read
-    earlier spaces, so that a restarted function finds its keys. To bound memory, only the newest SPACES_KEPT spaces
-    with keys are kept, and each has a size limit.
+    earlier spaces, so that a restarted function finds its keys. To bound memory, each space has a size limit, and
+    the newest SPACES_KEPT spaces with keys are kept.
     """
 
     def __init__(self, number: int = -1, rows: Iterable[Row] = ()) -> None:
@@ -257,7 +256,7 @@ class KeySpaces:
         return sorted(self._spaces)
 
     def begin_space(self, number: int) -> None:
-        """Begin the space of generation `number`. From then on, ranks in other generations have no access."""
+        """Begin the space of generation `number`. From then on, ranks of other generations have no access."""
         self.number = number
         self._spaces[number] = {}
         self._drop_old()
@@ -278,18 +277,12 @@ class KeySpaces:
         return generation, kind, name, value
 
     def present_keys(self, generation: int | None = None) -> dict[tuple[KeyKind, str], bytes]:
-        """Return all keys of the current generation.
-
-        Raise WrongState if the caller's own `generation` is not the current one. Operators pass None.
-        """
+        """Return all keys of the current generation. Raise WrongState if `generation` is not None and not current."""
         space = self._spaces.get(self.number, {}) if generation is None else self._present_space(generation)
         return dict(space)
 
     def previous_keys(self, generation: int | None = None) -> dict[tuple[KeyKind, str], bytes]:
-        """Return the keys of all earlier generations, each with its newest value.
-
-        `generation` has the same meaning as in `present_keys`.
-        """
+        """Return the keys of all earlier generations, each with its newest value. Raises as `present_keys` does."""
         if generation is not None:
             self._present_space(generation)
         newest: dict[tuple[KeyKind, str], bytes] = {}
@@ -299,10 +292,7 @@ class KeySpaces:
         return newest
 
     def keys_of(self, number: int, generation: int | None = None) -> dict[tuple[KeyKind, str], bytes]:
-        """Return all keys of generation `number`. Raise UnknownName if they are no longer kept.
-
-        `generation` has the same meaning as in `present_keys`.
-        """
+        """Return all keys of generation `number`. Raise UnknownName if they are not kept, or as `present_keys` does."""
         if generation is not None:
             self._present_space(generation)
         if number != self.number and number not in self._spaces:
@@ -354,7 +344,7 @@ class Rank:
     secret: str = ""
     """Digest of the secret in the rank's hello. Empty if the hello had none."""
     is_successor: bool = False
-    """Whether another process had the slot earlier in this launch. A restarted supervisor cannot report this."""
+    """True if another process had the slot earlier in this launch. A restarted supervisor cannot report this."""
 
     @property
     def is_ready(self) -> bool:
@@ -391,12 +381,12 @@ class Supervisor:
     secret: str = ""
     """Digest of the secret in the supervisor's hello."""
     is_awaited: bool = field(default=False, compare=False)
-    """Whether the lighthouse has restarted and the supervisor has not reconnected."""
+    """True if the lighthouse has restarted and the supervisor has not reconnected."""
     refused: tuple[str, ...] = ()
     """Incarnations of this launch that requested the name and were refused, or were notified that the run is completed.
     """
     has_part: bool = False
-    """Whether one of the supervisor's ranks has been in a generation of this launch."""
+    """True if one of the supervisor's ranks has been in a generation of this launch."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -416,7 +406,7 @@ class RunRecord:
     generation: Generation | None = None
     """The last generation that formed."""
     is_broken: bool = False
-    """Whether that generation has ended because a rank was lost or failed, or because the run is over."""
+    """True if that generation has ended because a rank was lost or failed, or because the run has ended."""
     formed: int = 0
     """Number of generations that have formed."""
     stop: RunStopped | None = None
@@ -585,7 +575,7 @@ class GenerationState:
 
 @dataclass(slots=True)
 class LastAssignment:
-    """What a member's last quorum assigned to it. `tag_of` uses this if the member's next join reports no tag."""
+    """Assignment of a member in its last quorum. `tag_of` uses this if the member's next join reports no tag."""
 
     quorum_id: int
     max_step: int
@@ -641,7 +631,7 @@ class GroupReports:
     preempted_at: float | None = None
     """When the hosts will be taken away, or None if unknown."""
     others_stay: bool | None = None
-    """Whether other groups stay, as last sent to the manager. None if nothing was sent since the last notice."""
+    """True if other groups stay, as last sent to the manager. None if nothing was sent since the last notice."""
     counts: GroupCounts | None = None
     """Totals that the group's manager has counted since it started."""
     distrust: Distrust | None = None
@@ -699,18 +689,18 @@ class Group:
     excused_until: float = 0.0
     """Earliest moment at which the group may lapse."""
     has_missed: bool = False
-    """Whether the group missed a join timeout. The other groups do not wait for it until it joins."""
+    """True if the group missed a join timeout. The other groups do not wait for it until it joins."""
     down: str = ""
     """Why the group cannot take part until it joins again. Empty if it can take part."""
     is_starting: bool = False
-    """Whether the group's ranks have not connected yet, or are restarting."""
+    """True if the group's ranks have not connected yet, or are restarting."""
     missing: Set[int] = NO_RANKS
     """Ranks that are not connected."""
     drains: bool = False
-    """Whether the group leaves after the steps of its quorum and joins no other quorum."""
+    """True if the group leaves after the steps of its quorum and joins no other quorum."""
 
     is_participant: bool = False
-    """Whether the current quorum contains this incarnation of the group."""
+    """True if the current quorum contains this incarnation of the group."""
     last_assignment: LastAssignment | None = None
     lease_until: float = 0.0
     heal: Heal | None = None
@@ -718,7 +708,7 @@ class Group:
     reports: GroupReports = field(default_factory=GroupReports)
 
     is_loopback: bool | None = None
-    """Whether only its own host can reach the group. None if it advertises no address."""
+    """True if only its own host can reach the group. None if it advertises no address."""
     counts_as: frozenset[Kind | int] = frozenset()
     """Kinds under which `Job.counts` counts the group."""
 
@@ -748,13 +738,13 @@ class Lease:
     granted: int | None = None
     """Highest step that the member has granted, as it reported after the recall. None before that report."""
     is_spent: bool = False
-    """Whether the member has stopped granting steps."""
+    """True if the member has stopped granting steps."""
     has_left: bool = False
-    """Whether the member's ranks have exited cleanly."""
+    """True if the member's ranks have exited cleanly."""
     is_awaited: bool = False
-    """Whether the current phase waits for the member."""
+    """True if the current phase waits for the member."""
     has_reported: bool = True
-    """Whether the member has reported to this lighthouse, and not only to an earlier one."""
+    """True if the member has reported to this lighthouse, and not only to an earlier one."""
 
 
 class Membership(Enum):

@@ -31,7 +31,7 @@ log = logging.getLogger(__name__)
 
 
 MAX_JOBS = 1000
-# Any process can send heartbeats under any name, so jobs known only from heartbeats have a limit of their own.
+# Any process can send heartbeats under any name, so jobs known only from heartbeats have a separate limit.
 MAX_REPORTED_JOBS = 200
 ENDED_SHOWN = 16
 QUIET_LOOKED_FOR_EVERY_S = 1.0

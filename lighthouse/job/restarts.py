@@ -5,12 +5,12 @@ run by its users. It ends when the run is completed.
 
 1. A run may have supervisors but no ranks. Stops, incidents and exclusions work without ranks, too.
 2. A supervisor's report on a dead process becomes evidence of the incident in which the process was lost. If the
-   process is not a rank in a generation, the report is a separate incident. It ends no generation and changes no
+   process is not a rank of a generation, the report is a separate incident. It ends no generation and changes no
    counter.
 3. A completed run stays completed for every process of its launch, even for late ones and after restarts. Each
    process is notified that its launch is completed. Only a process without earlier contact with the run starts another
    launch. This is either a supervisor if neither it nor any of its ranks has connected before, or a rank of attempt 0
-   that has no generation number and whose supervisor has not connected before.
+   without a generation number if its supervisor has not connected before.
 4. A supervisor that receives a stop, directly or through one of its ranks, exits, and so does one that requests a stop.
    If the run has been resumed, another stop request from that supervisor repeats the old one and is ignored.
 5. A record is stored before any message that depends on it is sent. `RecordDue` therefore precedes all other effects.
@@ -55,15 +55,15 @@ class Supervisors:
 
     1. A name belongs to the newest incarnation that claimed it, even after that incarnation disconnects. A newer
        incarnation takes the name over, and the older one never gets it back. So if two supervisors use the same name,
-       one continues and the other exits. There are two exceptions. While the owner's stream is open, only a supervisor
-       that presents the owner's secret takes over. For NAMES_KEPT_S after a restart of the lighthouse, the name is
+       one continues and the other exits. There are two exceptions. While the owner's stream is open, a supervisor must
+       present the owner's secret to take over. For NAMES_KEPT_S after a restart of the lighthouse, the name is
        reserved for its previous owner. An incarnation always belongs to the supervisor that used it first.
     2. A supervisor that received a stop exits. If the supervisor reconnects, it receives the stop again, even if the
        run has been resumed.
     3. An excluded host has no rank and no supervisor in the run until the run is resumed.
     4. A supervisor's request affects the whole run if the supervisor takes part in the run. Its secret must prove that
-       one of its ranks was in a generation, or that its group was in a quorum of the job. Otherwise the request affects
-       only that supervisor: a stop request stops it alone, and an exclusion request bars only its own name from the
+       one of its ranks was in a generation, or that its group was in a quorum of the job. Otherwise the supervisor
+       affects only itself: a stop request stops it alone, and an exclusion request bars only its own name from the
        host. Before the first generation, any supervisor may stop the run.
     """
 
@@ -167,22 +167,16 @@ class Supervisors:
         return is_there or entry.incarnation == known.entry.incarnation
 
     def extend_reservation(self, by_s: float) -> None:
-        """Extend the reservation of names by `by_s` seconds, the length of a pause in the lighthouse."""
+        """Extend the reservation of names by the `by_s` seconds for which the lighthouse was paused."""
         self._kept_until += by_s
 
     def admit_supervisor(
         self, entry: SupervisorHello, session: int, *, has_part: bool = False
     ) -> tuple[int, LighthouseError] | None:
-        """Admit a supervisor.
-
-        Args:
-            entry: Hello of the supervisor.
-            session: Number of the supervisor's stream.
-            has_part: Whether one of the supervisor's ranks is in the current generation.
+        """Admit a supervisor. `has_part` is True if one of its ranks is in the current generation.
 
         Returns:
-            The older stream under this name, which the caller must close, and the error to close it with. None if no
-            older stream is open.
+            The older open stream under this name, if any, which the caller must close, and the error to close it with.
         """
         entry, secret = replace(entry, secret=""), digest_of(entry.secret)
         known = self._names.get(entry.name)
@@ -202,7 +196,7 @@ class Supervisors:
         return older, _superseded(before, entry)
 
     def mark_participating(self, secrets: Collection[str]) -> None:
-        """Mark supervisors as taking part if their digests are in `secrets`, the digests of the ranks' secrets."""
+        """Mark the supervisors that share a secret with a rank as taking part. `secrets` are the ranks' digests."""
         for each in self:
             each.has_part = each.has_part or each.secret in secrets
 
@@ -251,7 +245,7 @@ class Supervisors:
     # -- hosts
 
     def exclude_host(self, host: str, reason: str, at: float, supervisor: str = "") -> bool:
-        """Exclude a host for all supervisors, or only for `supervisor` if it is given. Return whether this is new."""
+        """Exclude a host for all supervisors, or only for `supervisor` if given. Return False if nothing changes."""
         if (host, supervisor) in self._excluded or len(self._excluded) >= MAX_EXCLUDED:
             return False
         self._excluded[host, supervisor] = ExcludedHost(host, reason, at, supervisor)
@@ -338,7 +332,7 @@ class RunMachine:
         """Return the slots of those `ranks` that are active in the current generation.
 
         Args:
-            name: Name of a replica group or of this run. If the group has a run of its own, its ranks are the slots. If
+            name: Name of a replica group or of this run. If the group has its own run, its ranks are the slots. If
                 it shares the run with other groups, its supervisor has assigned the slots.
             ranks: Ranks in the group, or slots of the run.
         """

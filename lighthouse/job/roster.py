@@ -67,7 +67,7 @@ class Member:
     secret: str
     """Digest of the manager's secret when the quorum formed. Empty after a restart of the lighthouse."""
     has_finished: bool = False
-    """Whether the member's script has ended."""
+    """True if the member's script has ended."""
 
 
 class Job:
@@ -169,7 +169,7 @@ class Job:
 
     @property
     def unfinished_members(self) -> list[str]:
-        """Sorted names of the quorum members whose scripts have not ended, found in O(n log n) time."""
+        """Names of the quorum members whose scripts have not ended, sorted in O(n log n) time."""
         return sorted(name for name, member in self.members.items() if not member.has_finished)
 
     def last_secret(self, replica_id: str) -> str:
@@ -303,10 +303,7 @@ class Job:
         self._schedule_check(member, now)
 
     def postpone_timeouts(self, by_s: float) -> None:
-        """Postpone all timeouts by `by_s` seconds, the length of a pause during which no messages were read.
-
-        This takes O(n) time.
-        """
+        """Postpone all timeouts, in O(n) time, by the `by_s` seconds for which the lighthouse was paused."""
         for member in self.groups.values():
             member.seen_at += by_s
 
@@ -642,7 +639,7 @@ _BY_CALL = attrgetter("call")
 
 
 class JoinQueue:
-    """Pending joins in call order. The timer `anyone` covers all joins, and `members` those of quorum members."""
+    """Pending joins in call order. The timer `anyone` covers all joins, and `members` the joins of quorum members."""
 
     def __init__(self, job: Job) -> None:
         self._job = job

@@ -214,15 +214,12 @@ class _Round:
     deliver: Deliver
     began_at: float
     size: int
-    waiting: dict[RankId, RankEvidence]  # what is known about each rank that has not answered
+    waiting: dict[RankId, RankEvidence]  # known facts about each rank that has not answered
     limit: Timer
 
 
 class RunEvidence:
-    """Collects evidence, such as stack traces, from the ranks in a run.
-
-    `ask_ranks` passes the evidence to its `deliver` callback, in the same messages that a manager uses.
-    """
+    """Collects evidence from the ranks of a run, and delivers it in the same messages that a manager uses."""
 
     def __init__(self, timers: Timers, ask: Callable[[Iterable[RankId], EvidenceAsked], None]) -> None:
         self._timers = timers
@@ -299,7 +296,7 @@ class RunOwner(Protocol):
     def record_run_incident(self, incident: Incident) -> None: ...
 
     def handle_run_message(self, job: str) -> None:
-        """Update the job after a rank in one of its runs has sent a message other than its hello."""
+        """Update the job after a rank of one of its runs has sent a message other than its hello."""
         ...
 
     def membership(self, job: str, replica_id: str, digest: str) -> Membership:
@@ -462,10 +459,7 @@ class RunDriver(MachineDriver[events.RunEvent, events.RunEffect]):
         return self.machine.generations.steps
 
     def collect_evidence(self, request: EvidenceRequest, deliver: Deliver) -> None:
-        """Collect evidence from the requested ranks, or from all active ranks if the request names none.
-
-        `deliver` receives each rank's evidence and, at the end, `EvidenceDone`.
-        """
+        """Collect evidence from the requested ranks, or from all active ranks if the request names none."""
         generations = self.machine.generations
         here = generations.ranks.live_ranks
         ranks = here if request.group_ranks else [rank for rank in here if rank.rank in generations.current.active]
@@ -482,7 +476,7 @@ class RunDriver(MachineDriver[events.RunEvent, events.RunEffect]):
             reason: Cause of the restart.
 
         Returns:
-            Whether any of these ranks is in the generation.
+            True if any of these ranks is in the generation.
         """
         active = self.machine.active_slots(name, ranks)
         if active:
@@ -499,7 +493,7 @@ class RunDriver(MachineDriver[events.RunEvent, events.RunEffect]):
         """Set a key. It is durable when this method returns.
 
         Raises:
-            NotPermitted: The caller is not a rank in the run.
+            NotPermitted: The caller is not a rank of the run.
             LighthouseError: The key or value is invalid, or a limit is reached.
         """
         if not self.machine.generations.ranks.is_of_slot(slot, secret):

@@ -98,7 +98,7 @@ class SlowRanks:
         return now >= self._compared_at + self._every_s
 
     def compare(self, views: Iterable[GroupView], now: float) -> dict[RankName, SlowRank]:
-        """Compare the ranks in the live groups, and return the slow ones. Call this only if `is_due` returns True."""
+        """Compare the ranks of the live groups, and return the slow ones. Call this only if `is_due` returns True."""
         before, self._ranks, self._compared_at = self._ranks, {}, now
         positions: dict[int, list[_Rank]] = {}
         for view in views:

@@ -12,8 +12,8 @@ allows it up to a last step, and a *revoke* ends the quorum at once.
    members then abort the running step, vote on it and join.
 3. A member whose script ended after its last committed step has left, which is not a loss. m is then at most that step.
    If another member has granted a later step, it cannot complete that step, and the quorum is revoked. This happens
-   only after the other members have completed step m, because data of that step may still be in transit. If no member
-   has granted a later step, the quorum is over when all have completed step m.
+   once the other members have completed step m, because data of that step may still be in transit. If no member
+   has granted a later step, the quorum ends when all have completed step m.
 4. The next quorum may form at once if it includes a member (same replica_id and incarnation): that member no longer
    grants, and the others cannot complete a step without it. Otherwise it must wait until the leases of all members
    expire. A member whose manager joined with restarted ranks has no lease. After a restart of the lighthouse, the next
@@ -70,7 +70,7 @@ class Standing:
         self._returns_until = self._returns_at_most = 0.0
         self._confirmed_at = -math.inf
         self._needs_recall = self._has_leaver = False
-        self._all_reported_at = 0.0  # members that have not reported by then have no lease any more
+        self._all_reported_at = 0.0  # when unreported members no longer have a lease
         self._awaited = 0  # number of members that the current phase waits for
         self._free_at: float | None = 0.0  # when all leases have expired; None if not computed
 
@@ -164,8 +164,8 @@ class Standing:
     def revoke_unknown_holders(self, until: float, reason: str) -> QuorumOrder | None:
         """Revoke the quorum and wait for all leases, because the journal is outdated.
 
-        Members that are not in the journal may hold a quorum until `until`, and members of the current quorum until
-        their leases expire.
+        Members missing from the journal may hold a quorum until `until`, and members of the current quorum until their
+        leases expire.
         """
         order = self.revoke_quorum(reason)
         self._returns_until = self._returns_at_most = max(until, self.leases_free_at())
@@ -173,7 +173,7 @@ class Standing:
         return order
 
     def postpone_waits(self, by_s: float) -> None:
-        """Postpone the ends of waits by `by_s` seconds, a pause during which no member could reconnect."""
+        """Postpone the ends of waits by the `by_s` seconds of a pause, in which no member could reconnect."""
         self._returns_until += by_s
         self._returns_at_most += by_s
         self._confirmed_at += by_s
@@ -250,10 +250,7 @@ class Standing:
         return self._revoke_without(replica_id, reason)
 
     def end_lease(self, replica_id: str, incarnation: str) -> None:
-        """End a member's lease, because its manager has joined again, with restarted ranks, as a new incarnation.
-
-        A manager that has joined grants no more steps under the previous quorum, so the lease serves no purpose.
-        """
+        """End the lease of a member whose manager has joined with restarted ranks and so grants no more steps."""
         lease = self._find_lease(replica_id, incarnation)
         if lease is not None:
             lease.until = 0.0

@@ -113,10 +113,7 @@ def _ended_step(machine: QuorumMachine) -> int | None:
 
 
 def awaited(machine: QuorumMachine) -> str:
-    """Describe what pending joins are waiting for, or return "" if there are none.
-
-    The text contains no numbers that change over time.
-    """
+    """Describe what pending joins are waiting for, without numbers that change over time. Return "" if none wait."""
     if not (what := _awaited(machine)):
         return ""
     grid = grid_of(machine.job.groups.values())
@@ -289,8 +286,8 @@ def _is_same(newest: TimelineEntry, at_unix_s: float, kind: TimelineKind, text: 
 class TimelineWriter:
     """Fills a job's timeline.
 
-    A participant below its quorum's highest step is healing. It has healed once it works on a later step, or joins at
-    that step or above. A group that is catching up works on later steps during its heal, so for this group only a join
+    A participant below its quorum's highest step is healing. It has healed once it works on a later step or joins at or
+    above that step. A group that is catching up works on later steps during its heal, so for this group only a join
     shows that it has healed.
     """
 

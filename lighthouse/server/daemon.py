@@ -343,7 +343,7 @@ class LighthouseDaemon:
     def lead(self) -> None:
         """Load the records and start serving as the leader.
 
-        As after a restart, groups may still be training under standing quorums from the previous leader.
+        Groups may still be training under standing quorums from the previous leader, as after a restart.
         """
         assert self._shared is not None
         self._jobs.remember(self._shared.records.load())

@@ -77,8 +77,8 @@ class Scrape(Collector):
     runs: Sequence[RunStatus] = ()  # including runs without processes
     accounts: Mapping[str, JobAccount] = field(default_factory=dict)
     now: float = 0.0  # on the clock of the accounts
-    phase_s: Mapping[str, Mapping[str, float]] = field(default_factory=dict)  # by job and phase, over all ranks so far
-    slowness: Mapping[str, Sequence[Slowness]] = field(default_factory=dict)  # by job, of each rank
+    phase_s: Mapping[str, Mapping[str, float]] = field(default_factory=dict)  # per job and phase, with former ranks
+    slowness: Mapping[str, Sequence[Slowness]] = field(default_factory=dict)  # per job, one for each rank
     incidents: IncidentTimes = field(default_factory=IncidentTimes)
     jobs: Collection[str] = ()  # jobs whose series of incidents start at zero
     candidate: CandidateStatus | None = None  # None without a shared store

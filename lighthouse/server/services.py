@@ -189,10 +189,7 @@ class RunService:
         asked: StopAsked | HostExcluded,
         counts_for_all: bool,
     ) -> None:
-        """Record a supervisor's request in the audit log: as an action if it changes the run, else as a refusal.
-
-        `counts_for_all` is False if the supervisor may not act for the whole run.
-        """
+        """Record a supervisor's request in the audit log: as an action if it changes the run, else as a refusal."""
         what = type(asked).__name__
         target = f"job={driver.name[0]}, run={driver.name[1]}, by={entry.name}, reason={asked.reason}"
         if counts_for_all and driver.is_changed_by(entry, asked):
@@ -320,11 +317,11 @@ class IncidentService:
         return GATHERED.write(await self.gather(request.job, request.ranks, call))
 
     async def gather(self, job: str, of_ranks: Iterable[str], call: Call) -> Gathered:
-        """Collect evidence, such as stacks and process states, from ranks in a job.
+        """Collect evidence, such as stacks and process states, from ranks of a job.
 
         Args:
             job: The job. If empty, the call's metadata names the job.
-            of_ranks: Ranks (`b/1`), replica groups or runs (`b`). If empty, all ranks in the quorum.
+            of_ranks: Ranks (`b/1`), replica groups or runs (`b`). If empty, the quorum or, without one, the job's runs.
             call: The call.
 
         Raises:

@@ -52,11 +52,7 @@ class CandidateHost(Protocol):
         ...
 
     def leadership_began(self, term: int, revision: int) -> None:
-        """Handle the election of this candidate.
-
-        The candidate created the leader's key at `revision`. Each of its writes to the store is conditional on that
-        revision.
-        """
+        """Handle the election of this candidate. Its writes depend on `revision`, at which it created the key."""
         ...
 
     def leadership_ended(self, reason: str) -> None:

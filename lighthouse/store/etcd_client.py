@@ -94,7 +94,7 @@ class Lease:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    succeeded: bool  # whether the guards held
+    succeeded: bool  # True if the guards held
     revision: int  # revision of the store after the transaction
     reads: tuple[tuple[KeyValue, ...], ...]  # results of its read operations, in order
 
@@ -287,8 +287,8 @@ def _key_values(answer: Mapping[str, Any]) -> tuple[KeyValue, ...]:
 class StoreCredentials:
     """Paths of the credential files for etcd. All but `user_file` are PEM files.
 
-    etcd's JSON gateway ignores the user name in a client certificate. If etcd requires authentication, `user_file` is
-    also needed.
+    etcd's JSON gateway ignores the user name in a client certificate. If etcd requires authentication, it also needs
+    `user_file`.
     """
 
     ca: Path | None = None  # plain HTTP if None

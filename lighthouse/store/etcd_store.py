@@ -1,8 +1,8 @@
 """Records of jobs and runs in etcd, written by the leader.
 
 - The leader is the only writer. It reads all records into memory when it becomes the leader.
-- A change takes effect in memory at once and is queued for etcd in order. The lighthouse's later answers wait (`hold`)
-  until etcd has acknowledged the change, so the next leader finds everything on which earlier answers depended.
+- A change takes effect in memory at once and is queued for etcd in order. Later answers wait (`hold`) for etcd to
+  acknowledge the change, so the next leader finds everything on which earlier answers depended.
 - Changes are written in batches, one at a time; a batch is retried unchanged until it is known to be written. A batch
   is one transaction. Its guards are the revision at which the leader's key was created and the key's version, which
   each batch increments. So a deposed leader cannot write, and a repeated batch takes effect once.
@@ -107,7 +107,7 @@ def check_format(key: bytes, raw: bytes) -> None:
         raise Damaged(key, f"says format {found}, and this lighthouse knows {FORMAT}: start the one that wrote it")
 
 
-# By default etcd takes 128 operations and 1.5 MiB in one transaction; a single record may need all of that.
+# etcd takes 128 operations and 1.5 MiB in one transaction by default; a single record may need all of that.
 BATCH_OPERATIONS = 100
 BATCH_BYTES = 256 * 1024
 
@@ -170,10 +170,7 @@ class EtcdStore(Records):
             )
 
     def begin(self, term: int, revision: int) -> None:
-        """Start accepting changes.
-
-        This process created the leader's key at `revision`. Each write is conditional on that revision.
-        """
+        """Start accepting changes. Each write is conditional on `revision`, at which the leader's key was created."""
         self.term, self._revision, self._version = term, revision, 1
         self._is_leading = True
 
@@ -205,7 +202,7 @@ class EtcdStore(Records):
     def _next_changes(self) -> Iterable[Change]:
         """Yield the changes of the next batch.
 
-        etcd rejects a transaction that changes a key twice, so the deletion of a range is a batch of its own.
+        etcd rejects a transaction that changes a key twice, so the deletion of a range is a separate batch.
         """
         seen: set[bytes] = set()
         size = 0

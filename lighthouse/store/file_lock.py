@@ -2,7 +2,7 @@
 
 - The lock is an flock on `<file>.lock`, whose content names the holder. A forked child closes its copy of the lock.
 - The holder removes the lock file when it releases the lock. So after locking, a process checks that the file it has
-  opened is still the one at that path, because a former holder may have removed it between opening and locking.
+  opened is still at that path, because a former holder may have removed it between opening and locking.
 """
 
 import contextlib
@@ -36,7 +36,7 @@ class FileLock:
         return self._fd is not None
 
     def take(self) -> None:
-        """Take the lock, or raise an error if another process holds it.
+        """Take the lock without waiting for its release.
 
         Raises:
             WrongState: If another process holds the lock. The message names the holder.

@@ -57,7 +57,7 @@ class IncidentFiles:
         return found
 
     def save(self, incident: Incident) -> None:
-        """Queue an incident for writing. It replaces any queued version. If the queue is full, drop the incident."""
+        """Queue an incident for writing, replacing any queued version. If the queue is full, drop the incident."""
         with self._lock:
             is_queued = incident.id in self._pending
             is_full = not is_queued and len(self._pending) >= MAX_PENDING

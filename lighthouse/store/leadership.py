@@ -1,9 +1,9 @@
 """Leader election among lighthouses that share a store. This module does no I/O, and callers pass the time.
 
-- One key names the leader. A candidate creates it only if it does not exist, under a lease in the store. The store
+- One key names the leader. A candidate creates it only if it does not exist, under a lease of the store. The store
   deletes the key when the lease expires.
-- The leader may act until 2/3 of the lease's duration have passed on its own clock since it *sent* the last renewal
-  that was answered. The store counts the full duration from that renewal's *arrival*. So the leader stops before
+- The leader may act until 2/3 of the lease's duration have passed on its own clock since it *sent* its last
+  answered renewal. The store counts the full duration from that renewal's *arrival*. So the leader stops before
   another can start, provided that the rates of the two clocks differ by less than a factor of 3/2.
 - Each action compares the clock with this limit. A timer would fire too late in a process that was suspended.
 - Every write is conditional on the key. Clocks only decide whether the lighthouse may *answer*.

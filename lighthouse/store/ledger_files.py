@@ -36,7 +36,7 @@ class LedgerFiles:
             path = self._path(f"{datetime.fromtimestamp(unix_s, UTC):%Y%m%d}")
             with open(os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600), "ab") as file:
                 size = file.tell()
-                is_torn = size > 0 and os.pread(file.fileno(), 1, size - 1) != b"\n"  # by a crash
+                is_torn = size > 0 and os.pread(file.fileno(), 1, size - 1) != b"\n"  # a crash cut off the last line
                 file.write(b"\n" * is_torn + "".join(f"{line}\n" for line in lines).encode())
             self._prune()
             self._has_failed = False

@@ -1,7 +1,7 @@
 """Records of jobs and runs, in memory and as the rows of a durable store.
 
 `Records` implements what the stores have in common: which rows a change writes and deletes, and how rows are parsed.
-Its subclasses decide where the rows are kept. A row is a key and a value:
+Subclasses decide where the rows are kept. A row is a key and a value:
 
     forgotten                           highest quorum id of all jobs without a row
     job/JOB                             the job's record; for a forgotten job, only its last quorum id
@@ -110,7 +110,7 @@ class Records(ABC):
 
     @abstractmethod
     def _write(self, changes: Sequence[Change]) -> None:
-        """Write all changes, or queue them and hold back later output until then. Raise an error if neither works."""
+        """Write all changes, or queue them and hold back output until they are written. Raise an error if both fail."""
 
     @abstractmethod
     def _damaged(self, key: bytes, what: str) -> WrongState:
@@ -133,10 +133,7 @@ class Records(ABC):
         self._jobs[job] = record
 
     def forget(self, job: str) -> None:
-        """Delete a job's record except for its last quorum id.
-
-        Beyond FORGOTTEN_JOBS such jobs, the oldest are deleted, and only the highest of their ids is kept.
-        """
+        """Delete a job's record except for its last quorum id. Keep the newest FORGOTTEN_JOBS of such ids."""
         if (last := self._jobs.get(job)) is None:
             return
         record = QuorumRecord(last.quorum_id)
