@@ -82,7 +82,7 @@ WAIT_SHARE = 0.9
 
 
 class Requests:
-    """Opens all connections of one transfer, with a common deadline. `cancel` shuts them down, from any thread."""
+    """Opens all connections of one transfer, with the same deadline. `cancel` shuts them down and is thread-safe."""
 
     def __init__(self, key: StateKey, deadline: float, secret: str = "") -> None:
         self.key = key
@@ -149,7 +149,7 @@ class Connection:
         self._response: http.client.HTTPResponse | None = None
 
     def get(self, path: str, silence_s: float) -> http.client.HTTPResponse:
-        """Request `path`, and check the source's proof of membership. First read the previous response to its end."""
+        """Request `path` and check the source's proof of membership. The previous response must be fully read."""
         requests, key = self._requests, self._requests.key
         self._socket.silence_s = silence_s
         if not requests.secret:
@@ -280,10 +280,7 @@ class Fetch:
         return None if self.requests.is_over else lead
 
     def _receive_from(self, lead: str) -> State | None:
-        """Receive the state that the checksums of the source `lead` define. Return None if this attempt fails.
-
-        Other sources may send pieces, too.
-        """
+        """Receive the state with the source `lead` as the lead. Return None if this attempt fails."""
         transfer = None
         try:
             silence_s = self.requests.silence_s(self.silence_s if len(self._remaining) > 1 else math.inf)
@@ -458,7 +455,7 @@ class _Transfer:
             return {name: (self._kinds.get(name, StateUnavailable), why) for name, why in rejected.items()}
 
     def follow(self, lead: str, head: Head) -> None:
-        """Receive the state that the source `lead` describes in `head`. The first call starts the reader threads."""
+        """Receive the state that `lead` has described in `head`. The first call starts the reader threads."""
         with self._changed:
             self._lead = lead
             self._head_bytes, self._total = head.size, head.length

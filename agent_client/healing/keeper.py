@@ -223,7 +223,7 @@ class Keeper:
                 file.seek(HEADER_BYTES)
                 source = _DigestingReader(file)
                 state = decode_from(source, header.length)
-            # The codec checks each piece, but a piece of another step's copy has a valid checksum.
+            # The codec checks each piece, but a piece that remains from an older copy has a valid checksum.
             if source.digest.hexdigest() != header.digest:
                 raise CorruptState("its checksum is wrong")
             match state:

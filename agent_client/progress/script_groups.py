@@ -46,10 +46,7 @@ _offered: dict[int, EvidenceOffer] = {}
 
 
 def offer() -> EvidenceOffer:
-    """Install a signal handler that writes this process's stacks to an anonymous file.
-
-    Return the signal and the file. Further calls return the same ones.
-    """
+    """Install, once, a signal handler that writes this process's stacks to a file. Return the signal and the file."""
     pid = os.getpid()
     if pid not in _offered:
         _offered.clear()  # a forked child has inherited its parent's offer
@@ -92,10 +89,7 @@ class SelfReporter:
         self._read = "", ""
 
     def send_evidence(self, number: int, send: Callable[[SelfReport], None]) -> None:
-        """Collect evidence for the manager's request `number`, and pass it to `send`, all on another thread.
-
-        Collecting takes at most about RECORDED_WITHIN_S seconds.
-        """
+        """On another thread, collect evidence for request `number` within about RECORDED_WITHIN_S, and `send` it."""
         threading.Thread(target=lambda: send(self._collect(number)), name="lighthouse evidence", daemon=True).start()
 
     def _collect(self, number: int) -> SelfReport:
@@ -242,10 +236,7 @@ def _counts() -> dict[str, int]:
 
 
 class _Recorder:
-    """Finds the running collectives in the Flight Recorder, on a separate thread.
-
-    A result is valid until the number of collectives in a group changes.
-    """
+    """Finds the running collectives, on a separate thread. A result is valid until the counts of collectives change."""
 
     def __init__(self) -> None:
         self._reader: threading.Thread | None = None
@@ -254,10 +245,7 @@ class _Recorder:
         self._going_on: tuple[Counts, dict[str, Words]] = {}, {}
 
     def inside(self, counts: Counts) -> dict[str, Words]:
-        """Return the running collectives by group, as last read.
-
-        Return {} if `counts` is not the number of collectives at that time.
-        """
+        """Return the running collectives by group, as last read. Return {} if the counts have changed since then."""
         then, found = self._going_on
         return found if then == counts else {}
 
@@ -285,10 +273,7 @@ class _Recorder:
 
 
 def newest_going_on(dumps: list[dict[str, Any]]) -> dict[Number, list[dict[str, Any]]]:
-    """Return the newest running collectives of each group, oldest first, and then the group's newest collective.
-
-    `dumps` is the result of read_recorders(). A group without a running collective is left out.
-    """
+    """Return, for each group with running collectives, the newest of these, oldest first, and its newest collective."""
     found: dict[Number, list[dict[str, Any]]] = {}
     for place, dump in enumerate(dumps):
         for entry in dump.get("entries") or ():

@@ -81,10 +81,7 @@ class StoreMixin:
     if not TYPE_CHECKING:
 
         def __getattr__(self, name: str) -> Any:
-            """Raise AttributeError for an unknown name.
-
-            For a method of another library's store, the message names the replacement.
-            """
+            """Raise AttributeError. For a method of another library's store, the message names the replacement."""
             if (inherited := getattr(super(), "__getattr__", None)) is not None:
                 return inherited(name)
             instead = _INSTEAD.get(name)
@@ -138,7 +135,7 @@ class StoreMixin:
         Args:
             kind: Kind of the key. Keys of different kinds may have the same name.
             name: Name of the key.
-            value: Value of the key.
+            value: The value.
 
         Raises:
             WrongState: This generation has ended, and another one has formed.

@@ -185,7 +185,7 @@ class Agent:
 
     @property
     def was_committed(self) -> bool:
-        """Whether the last step was committed. False again once the next step begins its forward pass or reduction."""
+        """True if the last step was committed, until the next step begins its forward pass or reduction."""
         return self._machine.was_committed and not self._machine.has_computed
 
     @property

@@ -163,20 +163,13 @@ class OuterSteps(FaultTolerantOptimizer):
         return self._state.inner_steps < self._interval or self._end_outer_step()
 
     def _join(self) -> None:
-        """Commit step 0, an outer step without inner steps in which this rank heals if necessary.
-
-        Do nothing if the Agent has committed a step.
-        """
+        """Before the first inner step, run an outer step without inner steps, in which this rank heals if necessary."""
         while self._agent.current_step == 0:
             self._begin_outer_step()
             self._end_outer_step()
 
     def _begin_outer_step(self) -> None:
-        """Begin an outer step and contribute to it.
-
-        First wait for its quorum. If a peer is healing, this rank has to offer its current state, or a copy, before the
-        next inner step changes it.
-        """
+        """Begin an outer step. Wait for its quorum, because a healing peer must receive the current state."""
         self._agent.start_quorum()
         step = self._agent.quorum_step
         self._contribute(self._agent.current_step if step is None else step)

@@ -1,8 +1,7 @@
-"""State machine of one rank in a run, and of its connection to the lighthouse.
+"""State machine of one rank in a run, and of its connection to the lighthouse. No I/O and no clock.
 
-This module does no I/O and reads no clock. A *run* is all ranks that execute one wrapped function together. A
-*generation* is a numbered attempt to execute the function. A *spare* is a rank that is ready but not part of the
-current generation.
+A *run* is all ranks that execute one wrapped function together. A *generation* is a numbered attempt to execute the
+function. A *spare* is a rank that is ready but not part of the current generation.
 
         Waiting         formed         ended, stopped      Raised, Returned
     idle ---> ready ----------> running ------------> leaving ------------> idle
@@ -270,10 +269,7 @@ class RankMachine:
         return [events.Disconnect(session), *self._closed(session, Unreachable(reason), 0.5, now)]
 
     def _give_up_at(self) -> float | None:
-        """Return the time at which this rank will give up on the lighthouse.
-
-        Return None while the rank is connected, running its function or interrupting it.
-        """
+        """Return when this rank gives up on the lighthouse, or None while it is connected or its function runs."""
         since = self._stream.since
         if since is None or self.phase in (RankPhase.RUNNING, RankPhase.LEAVING):
             return None
