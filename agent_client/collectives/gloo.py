@@ -10,7 +10,7 @@ not be shut down, or the process aborts.
 When a connection closes, gloo fails the operations that are waiting for its peer, but not a send that is still queued
 (gloo/transport/tcp/pair.cc, signalException). A queued send ends only when it times out. So after an abort, `wait`
 gives up as soon as nothing can write to the tensors: all connections are closed and gloo's threads are idle. A gloo
-thread has been observed to keep running after an abort. It gets SPINS_S seconds to read what is left in the socket
+thread has been observed to keep running after an abort. It gets SPINS_S seconds to read the rest of the socket's data
 buffers.
 """
 

@@ -115,7 +115,7 @@ class Keeper:
             self._next = 1 - self._next
 
     def clear(self) -> None:
-        """Drop all kept states. Call this when this rank's state has turned out to differ from those of its peers."""
+        """Drop all kept states. Call this when this rank's state has turned out to differ from its peers' states."""
         self.finish()
         self._last = None
         for buffer in self._buffers:
@@ -241,7 +241,7 @@ class Keeper:
 
 
 class _DigestingReader(io.BufferedIOBase):
-    """Reads a file and computes the digest of what was read."""
+    """Reads a file and computes the digest of the bytes read."""
 
     def __init__(self, file: io.FileIO) -> None:
         self._file = file

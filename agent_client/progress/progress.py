@@ -163,7 +163,7 @@ class Progress:
         return entered
 
     def asking(self, what: str) -> Block:
-        """Return a context manager that marks a wait by the Agent for `what`, while the script may compute."""
+        """Return a context manager that marks the Agent as waiting for `what`, while the script may compute."""
         return self._traced(f"the wait for {what}", ActivityBlock(self.activity, what, is_wait=True))
 
     def busy(self, what: str) -> Block:
@@ -314,7 +314,7 @@ class ScriptProgress:
         self._place = ScriptPlace()
 
     def sample(self) -> ProgressSample:
-        """Return a sample with a single phase, whose `done` is the number of collectives so far."""
+        """Return a sample with a single phase, whose `done` is the total number of collectives."""
         sample, done = self._progress.sample(), self._groups.total
         if self._moved_at != self._groups.moved_at:
             self._moved_at = self._groups.moved_at

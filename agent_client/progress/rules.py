@@ -217,7 +217,7 @@ class ComputeClock:
             self._reduces_since = None
 
     def restart(self, now: float) -> None:
-        """Start measuring a step at `now`. Discard what was measured since the last vote."""
+        """Start measuring a step at `now`. Discard the time measured since the last vote."""
         self._began_at, self._waited_s, self._waits, self._reduces_since = now, 0.0, 0, None
 
     def end_step(self, now: float, microbatches: int, *, is_committed: bool, has_healed: bool) -> None:

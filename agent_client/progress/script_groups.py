@@ -1,6 +1,6 @@
 """Finds out what a process is doing, from counts of torch's collectives, the Flight Recorder, and Python stacks.
 
-torch counts the collectives in each process group in C++, including those of DDP and FSDP, so counting is free until a
+torch counts the collectives of each process group in C++, including DDP's and FSDP's, so counting is free until a
 sample reads the counts. The Flight Recorder describes the collectives that are still running. Reading all of its
 entries takes about 40 ms, so it is read only after a time without progress. A separate thread reads it, because torch
 may hang while it describes a collective that hangs.
@@ -191,7 +191,7 @@ Words = tuple[str, str, tuple[str, ...]]
 
 
 class ScriptGroups:
-    """Counts the collectives in the script's process groups. Use it from one thread."""
+    """Counts the collectives of the script's process groups. Use it from one thread."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
@@ -205,7 +205,7 @@ class ScriptGroups:
         return sum(self._entered.values())
 
     def read_calls(self) -> tuple[GroupCalls, ...]:
-        """Return the collectives in each process group. The group that progressed most recently is first."""
+        """Return the collectives of each process group. The group that progressed most recently is first."""
         now, counts = self._clock(), _counts()
         inside = self._recorder.inside(counts)
         if counts != self._entered or self._was_inside - inside.keys():
@@ -224,7 +224,7 @@ class ScriptGroups:
 
 
 def _counts() -> dict[str, int]:
-    """Return the number of collectives in each process group. A group has the same name on all its ranks."""
+    """Return the number of collectives of each process group. A group has the same name on all its ranks."""
     module: Any = sys.modules.get("torch.distributed.distributed_c10d")
     world = getattr(module, "_world", None)
     counts: dict[str, int] = {}

@@ -215,7 +215,7 @@ class Comparison:
     # -- digests of state and gradients
 
     def compare_state(self, assignment: Assignment) -> None:
-        """In every `check_every`-th step of the job, compare this rank's state with that of the other participants."""
+        """In every `check_every`-th step of the job, compare the participants' states. Fail the step if they differ."""
         if not self.check_every or assignment.max_step % self.check_every:
             return
         digest, self.digest = self.digest, None
@@ -235,7 +235,7 @@ class Comparison:
                 self._reject_state(assignment, wrong, times)
 
     def _exchange_digests(self, kind: Kind, own: Digest | None) -> list[Digest | None]:
-        """Send `own`. Return all digests by replica_rank, None where a participant sent none. Raise if this fails."""
+        """Send `own`. Return the digests by replica_rank, None if a participant sent none. Raise if the step fails."""
         rows = self.exchange(self._announcement(kind), payload=(own is not None, *(own or (0, 0))))
         if rows is None:
             raise RuntimeError(self.machine.failure or "the digests were not compared")

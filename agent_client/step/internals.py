@@ -633,7 +633,7 @@ class Internals:
         return not (self.scalers.have_moved if self.scalers.may_skip else may_skip())
 
     def contribute_nothing(self) -> bool:
-        """Reduce zeros instead of this rank's gradients. If this is impossible, disconnect the peers, return False."""
+        """Reduce zeros instead of this rank's gradients. If this is impossible, disconnect and return False."""
         self.wait_quorum()
         machine = self.machine
         if len(self.parts) == 1 and not machine.has_reduced and machine.failure is None:

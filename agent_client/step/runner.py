@@ -451,7 +451,6 @@ def log_quorum(before: Assignment | None, now: Assignment) -> None:
 
 
 def is_finite(tensor: torch.Tensor) -> bool:
-    """Return whether all elements of a tensor are finite, that is, neither infinite nor NaN."""
     values = tensor._values() if tensor.is_sparse else tensor
     if not (values.is_floating_point() or values.is_complex()):
         return True

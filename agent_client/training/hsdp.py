@@ -95,7 +95,7 @@ class _ShardedPart:
         return list(self._module.parameters())
 
     def contribute_zeros(self) -> bool:
-        """Return False, because the other ranks in the group wait for this rank's backward pass in torch's collectives."""
+        """Return False, because the other ranks in the group wait in torch's collectives for this rank's backward."""
         return False
 
     def abandon_backward(self) -> None:
