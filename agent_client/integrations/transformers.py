@@ -1,10 +1,10 @@
 """Integration with Hugging Face transformers: a Trainer whose steps all replica groups commit or discard together.
 
-The Agent's counts replace the Trainer's: `state.global_step` is the number of committed steps, and an epoch ends when
-all groups together have trained on every sample. So all groups log, save, evaluate and finish at the same step. A
-healing group also receives the other counts of the Trainer and its callbacks, such as the best metric and the patience
-of early stopping. A StepLoader selects the batches of each step. Each group needs its own `output_dir` for its
-checkpoints.
+The Agent's counts replace the Trainer's: `state.global_step` is the number of committed steps, and an epoch ends
+when all groups together have trained on every sample. So all groups log, save, evaluate and finish at the same
+step. A healing group also receives the other counts of the Trainer and its callbacks, such as the best metric and
+the patience of early stopping. A StepLoader selects the batches of each step. Each group needs its own
+`output_dir` for its checkpoints.
 """
 
 import contextlib
@@ -58,8 +58,8 @@ class FaultTolerance:
             **kwargs: Keyword arguments for the Trainer.
 
         Raises:
-            ConfigurationError: `max_steps` is not set. It is required because the number of steps in an epoch varies
-                with the number of groups.
+            ConfigurationError: `max_steps` is not set. It is required because the number of steps in an epoch
+                varies with the number of groups.
         """
         super().__init__(*args, **kwargs)
         self._agent_options = agent_options or {}

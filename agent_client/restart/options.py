@@ -182,8 +182,8 @@ class Options:
     max_iterations: int | None = None
     """Maximum number of generations. The run then stops with exit code 130. None disables the limit."""
     max_restarts: int | None = 10
-    """Maximum number of restarts after failures of the function within `restart_window`. One more failure stops the run
-    with exit code 130. None disables the limit."""
+    """Maximum number of restarts after failures of the function within `restart_window`. One more failure stops the
+    run with exit code 130. None disables the limit."""
     restart_window: Duration = 600.0
     """Length of the sliding time window in which restarts are counted."""
     restart_delay: Duration | None = 0.5

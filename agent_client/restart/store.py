@@ -223,8 +223,8 @@ def _run() -> PresentRun:
 class RestartAbort(SystemExit):
     """Raised by a wrapped function to stop the run on all ranks, without a restart.
 
-    The wrapper then raises this exception on every rank. It also does so if the run is stopped in another way. A script
-    that does not catch the exception exits with code 130.
+    The wrapper then raises this exception on every rank. It also does so if the run is stopped in another way. A
+    script that does not catch the exception exits with code 130.
     """
 
     def __init__(self, reason: str = "RestartAbort") -> None:

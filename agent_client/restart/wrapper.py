@@ -2,8 +2,8 @@
 
 The decorator binds the arguments of a call once. `WrappedCall` then runs one attempt at a time, until all ranks have
 finished or the run is stopped. It interrupts a running attempt when another rank fails, and cleans up before the next
-attempt. The lighthouse (rank_thread.py) numbers the attempts. Without a lighthouse, `LocalAttempts` counts the failures
-of this process. The function receives a `CallWrapper`.
+attempt. The lighthouse (rank_thread.py) numbers the attempts. Without a lighthouse, `LocalAttempts` counts the
+failures of this process. The function receives a `CallWrapper`.
 """
 
 import contextlib

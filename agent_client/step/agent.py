@@ -67,8 +67,8 @@ class Agent:
     state of a peer. `DistributedDataParallel` and `FaultTolerantOptimizer` call the methods for a step. Only a training
     loop without them calls `start_quorum`, `all_reduce` and `should_commit` itself.
 
-    Use the Agent as a context manager. Exiting the block closes the Agent. If the block raises an exception, the Agent
-    also reports it to the manager.
+    Use the Agent as a context manager. Exiting the block closes the Agent. If the block raises an exception, the
+    Agent also reports it to the manager.
 
     Example:
         ```python
@@ -166,8 +166,8 @@ class Agent:
     def close(self) -> None:
         """Leave the job. Close all connections, and stop the manager if this rank started it.
 
-        First wait, for up to 10 s, until no other rank needs data from this rank to complete the last step. An Agent
-        that is still open when the interpreter exits is closed automatically.
+        First wait, for up to 10 s, until no other rank needs data from this rank to complete the last step. An
+        Agent that is still open when the interpreter exits is closed automatically.
         """
         self.internals.close()
 

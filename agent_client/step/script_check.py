@@ -1,8 +1,8 @@
 """Refuses objects in a script that would make the replica groups diverge. Each error suggests an alternative.
 
-Most problems are found in the registered model and optimizer. Others are found only by a search of all live objects in
-the process, once before the first vote. `OptimizerWatch` observes which optimizers step after a commit, and whether
-their steps finish (Applying in rules/machine.py).
+Most problems are found in the registered model and optimizer. Others are found only by a search of all live
+objects in the process, once before the first vote. `OptimizerWatch` observes which optimizers step after a commit,
+and whether their steps finish (Applying in rules/machine.py).
 """
 
 import gc

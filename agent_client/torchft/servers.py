@@ -79,8 +79,8 @@ class ManagerServer(_Server):
     """Manager of a replica group. Rank 0 creates it, and all ranks connect to it with a ManagerClient.
 
     Args:
-        replica_id (str): Name of the group, or torchft's name:uuid. The uuid is ignored, because our manager chooses
-            its own incarnation.
+        replica_id (str): Name of the group, or torchft's name:uuid. The uuid is ignored, because our manager
+            chooses its own incarnation.
         lighthouse_addr (str): Address of the lighthouse.
         hostname (str): Name by which peers can reach this host.
         bind (str): Address to listen on. Port 0 selects a free port.

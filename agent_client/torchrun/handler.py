@@ -3,8 +3,8 @@
 A *round* is torchrun's term for one set of nodes that train together. The lighthouse treats the nodes as the ranks of a
 run, and each round as a generation of that run.
 
-- Each node has a stream to the lighthouse, which therefore notices a dead node within milliseconds. No node stores data
-  for the rendezvous.
+- Each node has a stream to the lighthouse, which therefore notices a dead node within milliseconds. No node stores
+  data for the rendezvous.
 - Each round has its own store, on the node with rank 0. That node publishes the store's address as a key of the
   generation. So no node contacts the store of a dead node, and keys of an earlier round are not visible.
 - torchrun's agents call `num_nodes_waiting` each time they check their workers (--monitor-interval). Once the round

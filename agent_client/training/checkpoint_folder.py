@@ -257,7 +257,7 @@ class CheckpointFolder:
         self._disk = disk
 
     def _usable(self, held: dict[Tag, Path], reasons: list[str]) -> dict[Tag, dict[int, Part]]:
-        """Return the parts of the checkpoints that this rank can load. Append to `reasons` why it cannot load others."""
+        """Return the parts of the checkpoints that this rank can load. Append to `reasons` why it cannot load one."""
         usable: dict[Tag, dict[int, Part]] = {}
         for tag in sorted(held, reverse=True)[:MOST_TAGS]:
             try:

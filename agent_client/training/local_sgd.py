@@ -7,10 +7,10 @@ those of the last committed outer step. They are equal in all groups, and a heal
 
 LocalSGD averages the parameters. In DiLoCo, an outer optimizer updates the global parameters with the mean of the
 pseudo-gradients (global - local), and the local parameters continue from the global ones. If the model is divided into
-P fragments, they are synchronized one at a time, each of them every `sync_every` inner steps. Outer step n synchronizes
-fragment n mod P, so a healed group continues with the right fragment. With `delay`, the communication overlaps with
-that number of inner steps. With `mixing`, a fragment keeps a share of the local parameters:
-local = mixing * local + (1 - mixing) * global.
+P fragments, they are synchronized one at a time, each of them every `sync_every` inner steps. Outer step n
+synchronizes fragment n mod P, so a healed group continues with the right fragment. With `delay`, the communication
+overlaps with that number of inner steps. With `mixing`, a fragment keeps a share of the local parameters: local =
+mixing * local + (1 - mixing) * global.
 """
 
 from collections.abc import Callable, Iterable, Sequence

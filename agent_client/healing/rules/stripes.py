@@ -1,7 +1,7 @@
 """Rules that decide which pieces of a state are requested from which of several sources. No I/O, clock or torch.
 
-1. A state is a list of pieces. One source is the *lead*. Its checksums define the content of every piece, and pieces
-   with other content are discarded. So the result is always the lead's state, never a mixture.
+1. A state is a list of pieces. One source is the *lead*. Its checksums define the content of every piece, and
+   pieces with other content are discarded. So the result is always the lead's state, never a mixture.
 2. A free source gets the next unassigned pieces. Their size is proportional to the source's rate in bytes per second,
    so that all sources finish at the same time. A source's first request is for FIRST_BYTES, to measure the rate. A
    source that is much slower than the fastest one gets none of the last pieces.

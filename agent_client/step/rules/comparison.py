@@ -8,11 +8,11 @@ announce the end of the first step under a quorum, with its number of collective
 
 All participants receive the same rows, so all reach the same verdict:
 
-1. Participants that hold the job's state and have already committed a step decide. If there are none, all participants
-   that hold the state decide. If no participant holds the state, all participants decide.
-2. The right announcement is the most frequent one among the deciding participants. A tie is resolved by the frequency
-   among all participants, then by the number of steps that a deciding participant has committed since it joined, then
-   by the lowest replica_rank.
+1. Participants that hold the job's state and have already committed a step decide. If there are none, all
+   participants that hold the state decide. If no participant holds the state, all participants decide.
+2. The right announcement is the most frequent one among the deciding participants. A tie is resolved by the
+   frequency among all participants, then by the number of steps that a deciding participant has committed since it
+   joined, then by the lowest replica_rank.
 3. A participant with any other announcement is at fault.
 
 A row also carries values that may differ: flags that all participants must know before the collective, and a small

@@ -80,9 +80,9 @@ class ZeroGradOrder:
 class PassOrder:
     """Detects, from the forward passes of one module, that the script has abandoned a step without a vote.
 
-    Nothing is detected before the first committed step. A false detection costs one attempt: when the step is retried,
-    the script may reset its gradients again, or make twice as many forward passes, without being suspected. A pattern
-    that occurs in a committed step is treated as normal from then on.
+    Nothing is detected before the first committed step. A false detection costs one attempt: when the step is
+    retried, the script may reset its gradients again, or make twice as many forward passes, without being suspected.
+    A pattern that occurs in a committed step is treated as normal from then on.
     """
 
     counts: bool = True

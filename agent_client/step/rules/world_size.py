@@ -2,8 +2,8 @@
 
 A step consists of microbatches, each computed by all ranks in one group. The step's gradients are the sum over the
 groups that count, divided by `divisor`. *Contributors* are the participants that hold the current state when they
-compute. A group that does not count still computes one microbatch and contributes zeros, because the other groups wait
-for it in their collectives.
+compute. A group that does not count still computes one microbatch and contributes zeros, because the other groups
+wait for it in their collectives.
 
     mode                 who computes a microbatch                        number of microbatches, divisor
     DYNAMIC              each contributor                                 contributors
@@ -68,8 +68,8 @@ class WorldSize:
     def share(self, assignment: Assignment | None, counts: Sequence[int] = ()) -> Share:
         """Return this group's share of the step. Without a quorum, the group does not count.
 
-        `counts` is a result of shares(): the number of microbatches of each contributor. It is ignored if the number
-        of contributors or of microbatches has changed since.
+        `counts` is a result of shares(): the number of microbatches of each contributor. It is ignored if the number of
+        contributors or of microbatches has changed since.
         """
         if assignment is None:
             return Share((0,), 1, counts=False)
