@@ -46,7 +46,7 @@ class Replayable(Protocol):
 class StepCounts:
     """How many times the script has stepped each scheduler. The keys are the schedulers' names in the TrainState."""
 
-    between: dict[str, int]  # between the previous training step and this one
+    between: dict[str, int]  # between the previous and this training step
     inside: dict[str, int]  # during this training step
 
 

@@ -224,7 +224,7 @@ class Fetch:
     """Time in seconds for which a source may send nothing while there is another source."""
     max_bytes: int | None = None
     is_background: bool = False
-    """Whether no group is waiting for the download, which then yields CPU time and uses one connection."""
+    """True if no group is waiting for the download, which then yields CPU time and uses one connection."""
     secret: str = ""
     """The quorum's secret. Unless it is empty, source and target prove to each other that they know it."""
     on_received: OnBytes = lambda source, received, total: None
@@ -402,7 +402,7 @@ def _is_broken(error: Exception) -> bool:
 
 
 def _classify(error: Exception) -> tuple[type[Exception], str]:
-    """Return the exception class to raise if every source fails like this one, and a message about this source."""
+    """Return the exception class to raise if every source fails with `error`, and a message about the source."""
     if isinstance(error, TimeoutError):
         return StateUnavailable, "sends nothing"
     if _is_broken(error):

@@ -204,8 +204,8 @@ class ComputeClock:
     def enter_reduction(self, now: float, collectives_s: float) -> None:
         """Record that the script is waiting for its last reduction.
 
-        Only the time in collectives counts as a wait, because a device may still be computing the tensor.
-        `collectives_s` is the time that the process has spent in collectives so far.
+        The time in collectives counts as a wait, and other time does not, because a device may still be computing the
+        tensor. `collectives_s` is the total time that the process has spent in collectives.
         """
         if self._reduces_since is None and not self._waits:
             self._reduces_since = now, collectives_s

@@ -259,7 +259,7 @@ class State:
     initial_rank: int = 0
     """Slot of the process. It stays the same as long as the process lives."""
     use_global_iteration: bool = False
-    """Whether all ranks in the run restart together."""
+    """True if all ranks in the run restart together."""
     store: StoreMixin | None = dataclasses.field(default=None, repr=False, compare=False)
 
     def begin_generation(self, counters: RunCounters, rank: int, world_size: int) -> None:

@@ -86,7 +86,7 @@ class PassOrder:
     """
 
     counts: bool = True
-    """Whether forward passes are counted. This requires that each pass knows in advance whether it will reduce."""
+    """True if forward passes are counted. This requires that each pass knows in advance whether it will reduce."""
     has_reduced: bool = False
     """True once a backward pass of this module has reduced gradients in this step."""
     _ended: int = -1
