@@ -6,7 +6,7 @@ groups have kept different states, or the memory of a host is lost, the usual ru
 state send it to the others. So the states that one group has kept are also a backup for the other groups.
 
 Every `every` steps, a thread copies the state while the step computes, reading the tensors in place. The rank waits for
-the copy before its vote, because the state may change afterwards. So once a step is committed, all ranks of the group
+the copy before its vote, because the state may change afterwards. So once a step is committed, all ranks in the group
 have copied the state with which it began, and each of them may overwrite the older of its two buffers. At any time, all
 ranks in a group have a state of at least one common step in their buffers.
 """

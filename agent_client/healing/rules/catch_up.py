@@ -1,4 +1,4 @@
-"""Rules for healing while training continues (`heal_mode="catch_up"`), without I/O.
+"""Rules for healing while training continues (`heal_mode="catch_up"`). This module does no I/O.
 
 A rank that is catching up takes part in the current steps while its own state, the *held* state, is that of an
 earlier step. The rank contributes zeros, keeps the averaged gradients of each committed step (a *kept step*), and

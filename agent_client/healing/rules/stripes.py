@@ -1,4 +1,6 @@
-"""Rules that decide which pieces of a state are requested from which of several sources. No I/O, clock or torch.
+"""Rules that decide which pieces of a state are requested from which of several sources.
+
+This module does no I/O, reads no clock and does not import torch.
 
 1. A state is a list of pieces. One source is the *lead*. Its checksums define the content of every piece, and
    pieces with other content are discarded. So the result is always the lead's state, never a mixture.

@@ -1,7 +1,7 @@
-"""Events, effects and settings of a rank's state machine, and the timer for its interruptions. No I/O and no clock.
+"""Events, effects and settings of a rank's state machine, and the timer for its interruptions.
 
-A rank's process passes events from its lighthouse stream and its function to the state machine, which returns
-effects that the process must perform in order.
+This module does no I/O and reads no clock. A rank's process passes events from its lighthouse stream and its function
+to the state machine, which returns effects that the process must perform in order.
 """
 
 import math

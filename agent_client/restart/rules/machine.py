@@ -1,7 +1,8 @@
-"""State machine of one rank in a run, and of its connection to the lighthouse. No I/O and no clock.
+"""State machine of one rank in a run, and of its connection to the lighthouse.
 
-A *run* is all ranks that execute one wrapped function together. A *generation* is a numbered attempt to execute the
-function. A *spare* is a rank that is ready but not part of the current generation.
+This module does no I/O and reads no clock. A *run* is all ranks that execute one wrapped function together. A
+*generation* is a numbered attempt to execute the function. A *spare* is a rank that is ready but not part of the
+current generation.
 
         Waiting         formed         ended, stopped      Raised, Returned
     idle ---> ready ----------> running ------------> leaving ------------> idle

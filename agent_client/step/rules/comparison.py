@@ -1,10 +1,11 @@
-"""Rules that check, before each collective, that all participants of a quorum are about to run the same one. No I/O.
+"""Rules that check, before each collective, that all participants of a quorum are about to run the same one.
 
-Process groups do not check this. gloo aborts a process that receives more bytes than it expects, and otherwise sums
-whatever arrives. Therefore the participants exchange *announcements* before each collective: rows of numbers, all of
-the same size, that describe the collective. All buckets of a backward pass are announced together with the first
-bucket. An announcement contains the step, so tensors of different steps are never summed. The participants also
-announce the end of the first step under a quorum, with its number of collectives, and then the source of their batches.
+This module does no I/O. Process groups do not check this. gloo aborts a process that receives more bytes than it
+expects, and otherwise sums whatever arrives. Therefore the participants exchange *announcements* before each
+collective: rows of numbers, all of the same size, that describe the collective. All buckets of a backward pass are
+announced together with the first bucket. An announcement contains the step, so tensors of different steps are never
+summed. The participants also announce the end of the first step under a quorum, with its number of collectives, and
+then the source of their batches.
 
 All participants receive the same rows, so all reach the same verdict:
 

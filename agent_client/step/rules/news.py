@@ -1,8 +1,8 @@
-"""Log lines about steps that other groups have delayed, and rules for a rank whose quorum requests are refused. No I/O.
+"""Log lines about steps that other groups have delayed, and rules for a rank whose quorum requests are refused.
 
-`StepNews` builds one line for a lost group or for groups that healed. A loss is logged after the discarded step has
-been repeated and committed, so that the line contains the delay. If the repetition fails or takes longer than
-LOSS_HELD_S, the loss is logged without the delay.
+This module does no I/O. `StepNews` builds one line for a lost group or for groups that healed. A loss is logged after
+the discarded step has been repeated and committed, so that the line contains the delay. If the repetition fails or
+takes longer than LOSS_HELD_S, the loss is logged without the delay.
 """
 
 from collections.abc import Sequence

@@ -1,9 +1,9 @@
-"""Decides which microbatches of a step a replica group computes. No I/O. All participants reach consistent results.
+"""Decides which microbatches of a step a replica group computes, consistently on all participants.
 
-A step consists of microbatches, each computed by all ranks in one group. The step's gradients are the sum over the
-groups that count, divided by `divisor`. *Contributors* are the participants that hold the current state when they
-compute. A group that does not count still computes one microbatch and contributes zeros, because the other groups
-wait for it in their collectives.
+This module does no I/O. A step consists of microbatches, each computed by all ranks in one group. The step's gradients
+are the sum over the groups that count, divided by `divisor`. *Contributors* are the participants that hold the current
+state when they compute. A group that does not count still computes one microbatch and contributes zeros, because the
+other groups wait for it in their collectives.
 
     mode                 who computes a microbatch                        number of microbatches, divisor
     DYNAMIC              each contributor                                 contributors
