@@ -10,7 +10,7 @@ not be shut down, or the process aborts.
 When a connection closes, gloo fails the operations that are waiting for its peer, but not a send that is still queued
 (gloo/transport/tcp/pair.cc, signalException). A queued send ends only when it times out. So after an abort, `wait`
 gives up as soon as nothing can write to the tensors: all connections are closed and gloo's threads are idle. A gloo
-thread has been observed to keep running after an abort. It gets SPINS_S seconds to read what is left in the socket
+thread has been observed to keep running after an abort. It gets SPINS_S seconds to read the rest of the socket's data
 buffers.
 """
 
@@ -70,14 +70,14 @@ class Connections:
 
 
 def socket_inodes() -> Inodes:
-    """Return the inodes of this process's sockets. Descriptors are reused, so they would not identify sockets."""
+    """Return the inodes of this process's sockets. Descriptor numbers are reused, so they do not identify sockets."""
     return frozenset(_descriptors())
 
 
 def group_connections(before: Inodes, store: Store, size: int) -> Connections:
     """Return the connections of a newly connected group, whose ranks have published their addresses in `store`.
 
-    `before` contains the inodes of the sockets that existed before the group connected. `size` is the number of ranks.
+    `before` contains the inodes of the sockets that existed before the group connected.
     """
     published = b"".join(store.multi_get([f"0/{rank}" for rank in range(size)]))
 
@@ -98,10 +98,7 @@ End = tuple[int, str, int]
 
 
 def _duplicate_new_sockets(before: Inodes, is_wanted: Callable[[End, End], bool]) -> list[socket.socket]:
-    """Duplicate the connected sockets whose inodes are not in `before`, if `is_wanted` accepts them.
-
-    `is_wanted` receives the socket's own address and that of the peer.
-    """
+    """Duplicate the connected sockets that are not in `before` and whose addresses (own, peer) `is_wanted` accepts."""
     found: list[socket.socket] = []
     for inode, descriptor in _descriptors().items():
         if inode in before:
@@ -168,10 +165,10 @@ def keep_until_done(works: Sequence[Any], backend: Any) -> None:
 
 
 def release_later(works: Iterable[Any]) -> None:
-    """Keep references to the last `works` of a destroyed group for LET_GO_WITHIN_S, until gloo's threads drop theirs.
+    """Keep references to the last `works` of a destroyed group, so that gloo's threads can drop theirs first.
 
-    This avoids a deadlock. A gloo thread that has the last reference needs the GIL to free the tensors, but C++ code
-    that destroys the group, such as DDP's reducer, holds the GIL while it is waiting for the thread.
+    This avoids a deadlock. A gloo thread that has the last reference needs the GIL to free the tensors, but C++
+    code that destroys the group, such as DDP's reducer, holds the GIL while it is waiting for the thread.
     """
     timer = threading.Timer(LET_GO_WITHIN_S, list[Any].clear, [list(works)])
     timer.name, timer.daemon = "gloo remains", True
@@ -190,10 +187,9 @@ def _poll_until_done(works: Sequence[Any], _backend: Any) -> None:
 
 
 def wait_in_thread(work: Any, is_aborted: Callable[[], bool], timeout: timedelta) -> None:
-    """Wait for `work`, a send or receive, on a separate thread.
+    """Wait for a send or receive on a separate thread. Raise RuntimeError if it fails or the group is aborted.
 
-    Raise RuntimeError if the work fails, or `is_aborted` returns True. Unlike a wait for a collective, this wait cannot
-    be split into short waits, because a timeout breaks the group.
+    Unlike a wait for a collective, this wait cannot be split into short waits, because a timeout breaks the group.
     """
     outcome: queue.SimpleQueue[RuntimeError | None] = queue.SimpleQueue()
 

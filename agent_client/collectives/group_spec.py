@@ -24,10 +24,7 @@ class GroupSpec:
 
 class RankGroup(Protocol):
     def all_reduce(self, tensor: Tensor, timeout_s: float | None = None) -> None:
-        """Sum the tensor over all ranks, in place.
-
-        Raise RuntimeError if a peer is lost. All later calls then fail too.
-        """
+        """Sum the tensor over all ranks, in place. Raise RuntimeError if a peer is lost. All later calls then fail."""
         ...
 
     def abort(self) -> None:
@@ -58,8 +55,8 @@ def register_group(group: Abortable) -> None:
 def registered() -> list[Abortable]:
     """Return the registered groups.
 
-    A caller that aborts the groups must keep the references. If torch's C++ objects dropped the last reference to a
-    group, they would hold the GIL while waiting for the group's threads, which may need the GIL.
+    A caller that aborts the groups must keep the references. If torch's C++ objects dropped the last reference, they
+    would hold the GIL while waiting for the group's threads, which may need the GIL.
     """
     return list(_groups)
 

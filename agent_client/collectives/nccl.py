@@ -47,10 +47,7 @@ WARNING = (
 
 
 def may_end_the_process(default_backends: str) -> bool:
-    """Return whether torch's monitor may kill this process after a peer is lost.
-
-    `default_backends` names the backends of the default process group.
-    """
+    """Return whether torch's monitor may kill this process after a peer is lost, given the default group's backends."""
     return "nccl" in default_backends and os.environ.get(DUMP, "1").lower() not in ("0", "n", "no", "f", "false")
 
 

@@ -60,7 +60,7 @@ def connector(name: str) -> Connector:
 
 
 class Peers:
-    """A rank's process group for the current quorum, which connects it to the same rank in the other groups.
+    """A rank's process group for the current quorum.
 
     revoke() and drop() are thread-safe. Call all other methods from one thread.
     """
@@ -70,7 +70,6 @@ class Peers:
     ) -> None:
         """Set the parameters, without connecting.
 
-        `host` is the address at which peers can reach this rank. `process_group` is one of PROCESS_GROUPS.
         `connect_timeout_s` limits each part of connecting (see CONNECT_PARTS). `timeout_s` limits a collective that has
         no time limit of its own.
         """
@@ -128,10 +127,7 @@ class Peers:
             group.all_reduce(tensor, timeout_s)
 
     def exchange(self, words: Sequence[int], timeout_s: float) -> list[tuple[int, ...]]:
-        """Send the integers `words` to all participants. Return every participant's integers, by replica_rank.
-
-        All participants must send the same number of integers.
-        """
+        """Send `words` to all participants. Return the words of each, by replica_rank. All must be equally long."""
         row = torch.tensor(words, dtype=torch.int64)
         group = self._connected.result() if self._quorum_id is not None else None
         if isinstance(group, GlooGroup):

@@ -7,7 +7,7 @@ peers. For a sharded model (FSDP2), each rank keeps the gradients of its shards.
 different steps, so the optimizer must not communicate.
 
 Schedulers belong to the state, but the script steps them in every training step. While the rank is catching up,
-`ScheduleReplay` counts these calls, undoes them, and repeats them when the kept step is applied.
+`ScheduleReplay` counts and undoes these calls, and repeats them when the kept step is applied.
 
 `request_fields` and `prepare_step` run on the Agent's background thread. All other methods run on the script's thread,
 between two steps or at the end of a step.
@@ -46,7 +46,7 @@ class Replayable(Protocol):
 class StepCounts:
     """How many times the script has stepped each scheduler. The keys are the schedulers' names in the TrainState."""
 
-    between: dict[str, int]  # between the previous training step and this one
+    between: dict[str, int]  # between the previous and this training step
     inside: dict[str, int]  # during this training step
 
 
@@ -194,7 +194,7 @@ class CatchUpDriver:
 
     @not_itself_compiled  # the optimizer may be compiled, so that kept steps run the same code as on the peers
     def apply(self) -> None:
-        """Apply a committed step's gradients. While catching up, keep them, and apply those of earlier kept steps."""
+        """Apply a committed step's gradients. While catching up, keep them, and apply the kept steps that are due."""
         assert self._optimizer is not None
         if not self.machine.is_catching_up:
             self._optimizer.step()
@@ -292,7 +292,7 @@ class CatchUpDriver:
 
     @never_compiled
     def _select_steps(self) -> Sequence[PendingStep[_Step]]:
-        """Keep this step, and return the kept steps to apply now. If the snapshot has just arrived, only install it."""
+        """Keep this step. Return the kept steps that are due, or install the snapshot if it has just arrived."""
         self._poll()
         self._keep()
         if self.machine.transfer is not Transfer.ARRIVED:

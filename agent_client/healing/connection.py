@@ -98,12 +98,7 @@ class StateRefused(StateUnavailable):
 
 
 def check_answer(response: HTTPResponse, length: int | None = None) -> None:
-    """Check that a response has status 200 and a body of `length` bytes, or of any length if None.
-
-    Raises:
-        StateUnavailable: The status is not 200.
-        CorruptState: The body has another length.
-    """
+    """Raise StateUnavailable unless the status is 200, and CorruptState if the body does not have `length` bytes."""
     if response.status != 200:
         is_refusal = response.status >= 400
         text = response.read(_MAX_REFUSAL_BYTES).decode(errors="replace") if is_refusal else "not 200"

@@ -82,7 +82,7 @@ WAIT_SHARE = 0.9
 
 
 class Requests:
-    """Opens all connections of one transfer, with a common deadline. `cancel` shuts them down, from any thread."""
+    """Opens all connections of one transfer, with the same deadline. `cancel` shuts them down and is thread-safe."""
 
     def __init__(self, key: StateKey, deadline: float, secret: str = "") -> None:
         self.key = key
@@ -149,7 +149,7 @@ class Connection:
         self._response: http.client.HTTPResponse | None = None
 
     def get(self, path: str, silence_s: float) -> http.client.HTTPResponse:
-        """Request `path`, and check the source's proof of membership. First read the previous response to its end."""
+        """Request `path` and check the source's proof of membership. The previous response must be fully read."""
         requests, key = self._requests, self._requests.key
         self._socket.silence_s = silence_s
         if not requests.secret:
@@ -224,7 +224,7 @@ class Fetch:
     """Time in seconds for which a source may send nothing while there is another source."""
     max_bytes: int | None = None
     is_background: bool = False
-    """Whether no group is waiting for the download, which then yields CPU time and uses one connection."""
+    """True if no group is waiting for the download, which then yields CPU time and uses one connection."""
     secret: str = ""
     """The quorum's secret. Unless it is empty, source and target prove to each other that they know it."""
     on_received: OnBytes = lambda source, received, total: None
@@ -280,10 +280,7 @@ class Fetch:
         return None if self.requests.is_over else lead
 
     def _receive_from(self, lead: str) -> State | None:
-        """Receive the state that the checksums of the source `lead` define. Return None if this attempt fails.
-
-        Other sources may send pieces, too.
-        """
+        """Receive the state with the source `lead` as the lead. Return None if this attempt fails."""
         transfer = None
         try:
             silence_s = self.requests.silence_s(self.silence_s if len(self._remaining) > 1 else math.inf)
@@ -405,7 +402,7 @@ def _is_broken(error: Exception) -> bool:
 
 
 def _classify(error: Exception) -> tuple[type[Exception], str]:
-    """Return the exception class to raise if every source fails like this one, and a message about this source."""
+    """Return the exception class to raise if every source fails with `error`, and a message about the source."""
     if isinstance(error, TimeoutError):
         return StateUnavailable, "sends nothing"
     if _is_broken(error):
@@ -458,7 +455,7 @@ class _Transfer:
             return {name: (self._kinds.get(name, StateUnavailable), why) for name, why in rejected.items()}
 
     def follow(self, lead: str, head: Head) -> None:
-        """Receive the state that the source `lead` describes in `head`. The first call starts the reader threads."""
+        """Receive the state that `lead` has described in `head`. The first call starts the reader threads."""
         with self._changed:
             self._lead = lead
             self._head_bytes, self._total = head.size, head.length

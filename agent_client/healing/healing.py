@@ -206,10 +206,7 @@ class Healing:
         return self._server.address
 
     def serve(self, assignment: Assignment, machine: StateOwner) -> None:
-        """Serve this step's state if it is up to date and a participant is healing.
-
-        Call `release` for the previous step first.
-        """
+        """Serve this step's state if a participant can heal from it. First call `release` for the previous step."""
         self._quorum_id = assignment.quorum_id
         self._is_read_in_place = False
         catching_up, now = {assignment.replica_ids[rank] for rank in assignment.catching_up}, time.monotonic()

@@ -5,10 +5,10 @@ rank then continues from the state that it has kept itself, and its group joins 
 groups have kept different states, or the memory of a host is lost, the usual rules apply: the groups at the newest
 state send it to the others. So the states that one group has kept are also a backup for the other groups.
 
-Every `every` steps, a thread copies the state while the step computes, reading the tensors in place. The rank waits
-for the copy before its vote, because the state may change afterwards. So once a step is committed, all ranks of the
-group have copied the state with which it began, and each of them may overwrite the older of its two buffers. At any
-time, all ranks in a group have a state of at least one common step in their buffers.
+Every `every` steps, a thread copies the state while the step computes, reading the tensors in place. The rank waits for
+the copy before its vote, because the state may change afterwards. So once a step is committed, all ranks in the group
+have copied the state with which it began, and each of them may overwrite the older of its two buffers. At any time, all
+ranks in a group have a state of at least one common step in their buffers.
 """
 
 import contextlib
@@ -115,7 +115,7 @@ class Keeper:
             self._next = 1 - self._next
 
     def clear(self) -> None:
-        """Drop all kept states. Call this when this rank's state has turned out to differ from those of its peers."""
+        """Drop all kept states. Call this when this rank's state has turned out to differ from its peers' states."""
         self.finish()
         self._last = None
         for buffer in self._buffers:
@@ -223,7 +223,7 @@ class Keeper:
                 file.seek(HEADER_BYTES)
                 source = _DigestingReader(file)
                 state = decode_from(source, header.length)
-            # The codec checks each piece, but a piece of another step's copy has a valid checksum.
+            # The codec checks each piece, but a piece that remains from an older copy has a valid checksum.
             if source.digest.hexdigest() != header.digest:
                 raise CorruptState("its checksum is wrong")
             match state:
@@ -241,7 +241,7 @@ class Keeper:
 
 
 class _DigestingReader(io.BufferedIOBase):
-    """Reads a file and computes the digest of what was read."""
+    """Reads a file and computes the digest of the bytes read."""
 
     def __init__(self, file: io.FileIO) -> None:
         self._file = file

@@ -98,7 +98,7 @@ class Listener(TCPServer):
         Args:
             host: Listen address, or an empty string for all addresses.
             handler: Class that handles a connection.
-            on_cut: Called when a connection is closed to make room for another. Must wake its handler.
+            on_cut: Called after a connection was marked with `is_cut`. Must wake its handler if that is waiting.
         """
         self._on_cut = on_cut
         self._connections: dict[DeadlineSocket, threading.Thread] = {}
@@ -315,7 +315,7 @@ class StateServer:
                 self._withdrawn = None
 
     def keep(self, key: StateKey, state: State, targets: frozenset[str], until: float, secret: str = "") -> None:
-        """Also serve a copy of a state, until each target has read it once or `drop_kept` drops it.
+        """Serve a copy of a state as well, until each target has read it once or `drop_kept` drops it.
 
         Args:
             key: Key under which readers request the copy.
@@ -338,10 +338,7 @@ class StateServer:
                 _cut_off(kept.readers)
 
     def refuse(self, key: StateKey, reason: str, secret: str = "") -> None:
-        """Answer requests for `key` with the `reason` why that state cannot be sent.
-
-        Also call `refuse_up_to`, without which such requests wait.
-        """
+        """Answer requests for `key` with the `reason` why that state cannot be sent. Call `refuse_up_to` as well."""
         with self._changed:
             self._refused = key, reason, secret
             self._changed.notify_all()

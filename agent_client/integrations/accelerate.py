@@ -138,10 +138,7 @@ class FaultTolerantAccelerator(Accelerator):
 
 
 class _OnDevice:
-    """The training batches, each moved to this rank's device when it is yielded.
-
-    len() assumes that no step is discarded.
-    """
+    """The training batches, moved to this rank's device. len() assumes that no step is discarded."""
 
     def __init__(self, loader: StepLoader, accelerator: FaultTolerantAccelerator, length: int | None) -> None:
         self._loader, self._accelerator, self._length = loader, accelerator, length

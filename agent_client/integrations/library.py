@@ -37,9 +37,6 @@ def epochs_of(agent: Agent) -> float:
 
 
 def healing_beside(scaler: Any, schedulers: Sequence[Any] = ()) -> dict[str, Any]:
-    """Return the schedulers and the scaler (or None) as entries for a TrainState.
-
-    The schedulers must have the same order in all groups.
-    """
+    """Return the schedulers and the scaler as entries for a TrainState. All groups need them in the same order."""
     found = {f"scheduler_{number}": scheduler for number, scheduler in enumerate(schedulers)}
     return found if scaler is None else {**found, "scaler": scaler}

@@ -110,10 +110,7 @@ class FaultTolerantStrategy(SingleDeviceStrategy):
             trainer.val_check_batch = float("inf")  # optimizer_step() ends the epoch
 
     def first_of(self, microbatches: list[Any]) -> Any:
-        """Return the first of a step's microbatches, and store the others.
-
-        Lightning's loop runs the first one. `backward` runs the others.
-        """
+        """Return the first of a step's microbatches, which Lightning's loop runs. `backward` runs the others."""
         first, *self._others = microbatches
         return first
 

@@ -47,8 +47,7 @@ def serve_present_hyperparameters() -> None:
 def serving_present(state_dict: Callable[[Any], dict[str, Any]]) -> Callable[[Any], dict[str, Any]]:
     """Wrap the state_dict() of an optimizer container, so that its result contains the current hyperparameters.
 
-    Without this, a healing group would receive the initial hyperparameters, which the container has cached. Each
-    optimizer of a container has a single parameter group, and all have the same hyperparameters.
+    Each optimizer of a container has a single parameter group, and all have the same hyperparameters.
     """
 
     def present(container: Any) -> dict[str, Any]:

@@ -1,10 +1,10 @@
 """Integration with Hugging Face transformers: a Trainer whose steps all replica groups commit or discard together.
 
-The Agent's counts replace the Trainer's: `state.global_step` is the number of committed steps, and an epoch ends when
-all groups together have trained on every sample. So all groups log, save, evaluate and finish at the same step. A
-healing group also receives the other counts of the Trainer and its callbacks, such as the best metric and the patience
-of early stopping. A StepLoader selects the batches of each step. Each group needs its own `output_dir` for its
-checkpoints.
+The Agent's counts replace the Trainer's: `state.global_step` is the number of committed steps, and an epoch ends
+when all groups together have trained on every sample. So all groups log, save, evaluate and finish at the same
+step. A healing group also receives the other counts of the Trainer and its callbacks, such as the best metric and
+the patience of early stopping. A StepLoader selects the batches of each step. Each group needs its own
+`output_dir` for its checkpoints.
 """
 
 import contextlib
@@ -58,8 +58,8 @@ class FaultTolerance:
             **kwargs: Keyword arguments for the Trainer.
 
         Raises:
-            ConfigurationError: `max_steps` is not set. It is required because the number of steps in an epoch varies
-                with the number of groups.
+            ConfigurationError: `max_steps` is not set. It is required because the number of steps in an epoch
+                varies with the number of groups.
         """
         super().__init__(*args, **kwargs)
         self._agent_options = agent_options or {}
@@ -91,10 +91,7 @@ class FaultTolerance:
         return self.lr_scheduler
 
     def get_train_dataloader(self) -> Any:
-        """Return a loader that selects each step's batches like a StepSampler.
-
-        The loader uses the Trainer's data set, collator and workers.
-        """
+        """Return a StepLoader with the Trainer's data set, collator and workers."""
         plain = super().get_train_dataloader()
         self.create_optimizer()
         loader = StepLoader.of(
@@ -124,7 +121,7 @@ class FaultTolerance:
         return super()._get_num_items_in_batch(batches, device)
 
     def training_step(self, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> torch.Tensor:
-        """Return the mean loss, after computing the gradients. Reduce gradients only in the last microbatch of a step.
+        """Compute the gradients, and return the mean loss. Reduce gradients only in the last microbatch of a step.
 
         `inputs` is a list with one batch for each microbatch of this rank.
         """
@@ -260,10 +257,7 @@ class _Progress:
         )
 
     def _find_checkpoint(self, best: str | None) -> str | None:
-        """Return the path of this group's copy of the checkpoint `best`, or `best` itself if there is no copy.
-
-        Return None if neither exists.
-        """
+        """Return the path of this group's copy of the checkpoint `best`, or else `best`, or None if neither exists."""
         if best is None:
             return None
         places = [Path(self._trainer.args.output_dir, Path(best).name), Path(best)]

@@ -126,10 +126,7 @@ class WaitLog:
 
     @contextmanager
     def waiting(self, step: int) -> Generator[None]:
-        """Log, within the context, what the request for a quorum for `step` is waiting for.
-
-        A retry after an exception continues the same wait.
-        """
+        """Log the wait for the quorum of `step` in the context. A retry after an exception continues the same wait."""
         with self._lock:
             self._step = step
             self._wait.begin(time.monotonic())
@@ -197,8 +194,8 @@ class ManagerConnection:
     ) -> None:
         """Prepare the connection without contacting the manager.
 
-        `address` may be a join string with the manager's secret. If the manager is unreachable for more than
-        `returns_within_s` seconds, requests raise an error. RankWatch describes the other arguments.
+        `address` may be a join string with the manager's secret. The manager may be unreachable for `returns_within_s`
+        seconds. RankWatch describes the other arguments.
         """
         self.group_rank = group_rank
         self._rank_incarnation = rank_incarnation
@@ -281,8 +278,7 @@ class ManagerConnection:
     def vote(self, step: int, vote: bool, *, quorum_id: int | None, timeout_s: float) -> bool:
         """Send a vote and return the decision of all ranks in the group. Raise LighthouseError if there is no decision.
 
-        A yes is binding, so after a loss of the connection it is sent again until the manager answers or the timeout
-        expires.
+        A yes is binding, so it is sent again if the connection is lost, until the manager answers or the time is up.
         """
         return self._await_decision(self._send(SentVote(step, vote, quorum_id, time.monotonic() + timeout_s)))
 

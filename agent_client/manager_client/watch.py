@@ -153,10 +153,7 @@ class RankWatch:
             self._stream.cancel()
 
     def wait_drained(self, within_s: float) -> None:
-        """Wait up to `within_s` seconds for the end of a drain.
-
-        It ends when the manager closes the watch, or requests a checkpoint before this host shuts down.
-        """
+        """Wait up to `within_s` seconds until the manager closes the watch after a drain, or requests a checkpoint."""
         with self._changed:
             self._changed.wait_for(lambda: self._has_ended.is_set() or self.preemption.should_save, within_s)
 
@@ -165,10 +162,7 @@ class RankWatch:
         return revoked.reason if revoked is not None else None
 
     def why_lost(self, quorum_id: int, within_s: float) -> Revoked | None:
-        """Wait up to `within_s` seconds for the revocation of quorum `quorum_id` that names the lost group.
-
-        Return None if none arrives.
-        """
+        """Wait up to `within_s` seconds for a revocation that names the lost group. Return None if none arrives."""
 
         def find() -> Revoked | None:
             revoked = self._revoked.get(quorum_id)
@@ -188,8 +182,8 @@ class RankWatch:
     ) -> Future[Decision]:
         """Send a vote. The returned future fails with a LighthouseError if the vote is refused or the watch closes.
 
-        `quorum_id` is the step's quorum, or None if there is none. With `wants_next`, the answer may contain the next
-        step's assignment. `limit_s` is how long this rank waits for the answer.
+        With `wants_next`, the answer may contain the next step's assignment. `limit_s` is how long this rank waits for
+        the answer.
         """
         number, answer = next(self._numbers), Future[Decision]()
         with self._changed:

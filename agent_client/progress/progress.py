@@ -113,10 +113,7 @@ class Progress:
         return self._traced(name if total is None else f"{name} of {total}", phase)
 
     def waiting_for(self, what: str) -> Block:
-        """Return a context manager that marks a wait for other ranks, which `what` describes.
-
-        A waiting rank is never reported as behind.
-        """
+        """Return a context manager that marks a wait for other ranks. A waiting rank is never reported as behind."""
         wait = self._waits.get(what) or self._new(what, self._waits, is_wait=True)
         return self._traced(f"the wait for {what}", wait)
 
@@ -134,10 +131,7 @@ class Progress:
                 self._process_marks()
 
     def enter_reduction(self) -> None:
-        """Mark that the script is starting to wait for its most recent reduction.
-
-        The mark is used only to measure the compute time.
-        """
+        """Mark that the script is waiting for its last reduction. This affects only the measured compute time."""
         now = self.clock()
         self.compute.enter_reduction(now, self.activity.collectives_s(now))
 
@@ -169,7 +163,7 @@ class Progress:
         return entered
 
     def asking(self, what: str) -> Block:
-        """Return a context manager that marks a wait by the Agent for `what`, while the script may compute."""
+        """Return a context manager that marks the Agent as waiting for `what`, while the script may compute."""
         return self._traced(f"the wait for {what}", ActivityBlock(self.activity, what, is_wait=True))
 
     def busy(self, what: str) -> Block:
@@ -231,9 +225,8 @@ class TraceFile:
         2026-11-22T07:41:03.131377Z step 812 leaves all_reduce 24 of quorum 17, 4096x1024 after 0.011 s
         2026-11-22T07:41:03.140210Z step 812 commits under quorum 17
 
-    In the file of a rank that hangs, the last "enters" without a matching "leaves" shows where. A `diff` of two ranks'
-    files shows where the ranks diverge. Lines are not buffered. After the first write error, all later lines are
-    dropped.
+    A rank hangs at the last "enters" that has no matching "leaves". A `diff` of two ranks' files shows where the ranks
+    diverge. Lines are not buffered. After the first write error, all later lines are dropped.
     """
 
     def __init__(self, path: Path) -> None:
@@ -307,8 +300,8 @@ Line = tuple[CodeType, int]
 class ScriptProgress:
     """Progress of a script without an Agent. Use it from one thread.
 
-    Steps cannot be observed, so the first FIRST_COLLECTIVES collectives count as the first step. If there are new
-    collectives since the last sample, a sample marks a tick.
+    Steps cannot be observed, so the first FIRST_COLLECTIVES collectives count as the first step. A sample marks a tick
+    if there are new collectives.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -321,7 +314,7 @@ class ScriptProgress:
         self._place = ScriptPlace()
 
     def sample(self) -> ProgressSample:
-        """Return a sample with a single phase, whose `done` is the number of collectives so far."""
+        """Return a sample with a single phase, whose `done` is the total number of collectives."""
         sample, done = self._progress.sample(), self._groups.total
         if self._moved_at != self._groups.moved_at:
             self._moved_at = self._groups.moved_at

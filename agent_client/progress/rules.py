@@ -29,10 +29,7 @@ WAITING = "(waiting)"
 
 
 class ActivitySample(NamedTuple):
-    """What the Agent's background thread is doing at one moment.
-
-    At most one of `sample.waits_for` and `busy` is set.
-    """
+    """Activity of the Agent's background thread at one moment. At most one of `sample.waits_for` and `busy` is set."""
 
     sample: ProgressSample
     """The sample, without the fields that are computed from marks."""
@@ -135,10 +132,7 @@ class PhaseTimes:
     # -- read
 
     def make_sample(self, own: ActivitySample, now: float) -> ProgressSample:
-        """Return a sample of the rank's progress: `own`, completed by the phases and times.
-
-        `own.busy`, slow work by the Agent, counts as the innermost phase.
-        """
+        """Return a sample of the rank's progress. `own.busy`, slow work by the Agent, counts as the innermost phase."""
         named = [visit for visit in self._open if not visit.of.is_wait]
         phases = [OpenPhase(visit.of.name, visit.done, visit.of.total, max(0.0, now - visit.since)) for visit in named]
         waits_for = next((visit.of.name for visit in self._open if visit.of.is_wait), own.sample.waits_for)
@@ -156,11 +150,7 @@ class PhaseTimes:
         )
 
     def _entered(self, open_visits: Counter[Name]) -> tuple[PhaseCount, ...]:
-        """Count the visits to each phase during this step.
-
-        `open_visits` holds the number of unfinished visits to each phase. These are included even if they began in an
-        earlier step.
-        """
+        """Count the visits to each phase in this step, including unfinished visits that began in earlier steps."""
         counts = (
             (of.name, record.ended - record.ended_before + open_visits[of])
             for of, record in self._records.items()
@@ -212,10 +202,10 @@ class ComputeClock:
         self._waits = max(0, self._waits - 1)
 
     def enter_reduction(self, now: float, collectives_s: float) -> None:
-        """Record that the script is starting to wait for its most recent reduction.
+        """Record that the script is waiting for its last reduction.
 
-        Only the time in collectives counts as a wait, because a device may still be computing the tensor.
-        `collectives_s` is the time that the process has spent in collectives so far.
+        The time in collectives counts as a wait, and other time does not, because a device may still be computing the
+        tensor. `collectives_s` is the total time that the process has spent in collectives.
         """
         if self._reduces_since is None and not self._waits:
             self._reduces_since = now, collectives_s
@@ -227,7 +217,7 @@ class ComputeClock:
             self._reduces_since = None
 
     def restart(self, now: float) -> None:
-        """Start measuring a step at `now`. Discard what was measured since the last vote."""
+        """Start measuring a step at `now`. Discard the time measured since the last vote."""
         self._began_at, self._waited_s, self._waits, self._reduces_since = now, 0.0, 0, None
 
     def end_step(self, now: float, microbatches: int, *, is_committed: bool, has_healed: bool) -> None:
@@ -262,10 +252,7 @@ class Number(NamedTuple):
 
 
 class CollectiveIds:
-    """Assigns numbers to collectives, the same on all ranks.
-
-    number_of() is thread-safe. Call the other methods from one thread at a time.
-    """
+    """Numbers collectives. number_of() is thread-safe. Call the other methods from one thread at a time."""
 
     def __init__(self) -> None:
         self._last = Entry(0)

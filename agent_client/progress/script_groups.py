@@ -1,6 +1,6 @@
 """Finds out what a process is doing, from counts of torch's collectives, the Flight Recorder, and Python stacks.
 
-torch counts the collectives in each process group in C++, including those of DDP and FSDP, so counting is free until a
+torch counts the collectives of each process group in C++, including DDP's and FSDP's, so counting is free until a
 sample reads the counts. The Flight Recorder describes the collectives that are still running. Reading all of its
 entries takes about 40 ms, so it is read only after a time without progress. A separate thread reads it, because torch
 may hang while it describes a collective that hangs.
@@ -46,10 +46,7 @@ _offered: dict[int, EvidenceOffer] = {}
 
 
 def offer() -> EvidenceOffer:
-    """Install a signal handler that writes this process's stacks to an anonymous file.
-
-    Return the signal and the file. Further calls return the same ones.
-    """
+    """Install, once, a signal handler that writes this process's stacks to a file. Return the signal and the file."""
     pid = os.getpid()
     if pid not in _offered:
         _offered.clear()  # a forked child has inherited its parent's offer
@@ -92,10 +89,7 @@ class SelfReporter:
         self._read = "", ""
 
     def send_evidence(self, number: int, send: Callable[[SelfReport], None]) -> None:
-        """Collect evidence for the manager's request `number`, and pass it to `send`, all on another thread.
-
-        Collecting takes at most about RECORDED_WITHIN_S seconds.
-        """
+        """On another thread, collect evidence for request `number` within about RECORDED_WITHIN_S, and `send` it."""
         threading.Thread(target=lambda: send(self._collect(number)), name="lighthouse evidence", daemon=True).start()
 
     def _collect(self, number: int) -> SelfReport:
@@ -197,7 +191,7 @@ Words = tuple[str, str, tuple[str, ...]]
 
 
 class ScriptGroups:
-    """Counts the collectives in the script's process groups. Use it from one thread."""
+    """Counts the collectives of the script's process groups. Use it from one thread."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
@@ -211,7 +205,7 @@ class ScriptGroups:
         return sum(self._entered.values())
 
     def read_calls(self) -> tuple[GroupCalls, ...]:
-        """Return the collectives in each process group. The group that progressed most recently is first."""
+        """Return the collectives of each process group. The group that progressed most recently is first."""
         now, counts = self._clock(), _counts()
         inside = self._recorder.inside(counts)
         if counts != self._entered or self._was_inside - inside.keys():
@@ -230,7 +224,7 @@ class ScriptGroups:
 
 
 def _counts() -> dict[str, int]:
-    """Return the number of collectives in each process group. A group has the same name on all its ranks."""
+    """Return the number of collectives of each process group. A group has the same name on all its ranks."""
     module: Any = sys.modules.get("torch.distributed.distributed_c10d")
     world = getattr(module, "_world", None)
     counts: dict[str, int] = {}
@@ -242,10 +236,7 @@ def _counts() -> dict[str, int]:
 
 
 class _Recorder:
-    """Finds the running collectives in the Flight Recorder, on a separate thread.
-
-    A result is valid until the number of collectives in a group changes.
-    """
+    """Finds the running collectives, on a separate thread. A result is valid until the counts of collectives change."""
 
     def __init__(self) -> None:
         self._reader: threading.Thread | None = None
@@ -254,10 +245,7 @@ class _Recorder:
         self._going_on: tuple[Counts, dict[str, Words]] = {}, {}
 
     def inside(self, counts: Counts) -> dict[str, Words]:
-        """Return the running collectives by group, as last read.
-
-        Return {} if `counts` is not the number of collectives at that time.
-        """
+        """Return the running collectives by group, as last read. Return {} if the counts have changed since then."""
         then, found = self._going_on
         return found if then == counts else {}
 
@@ -285,10 +273,7 @@ class _Recorder:
 
 
 def newest_going_on(dumps: list[dict[str, Any]]) -> dict[Number, list[dict[str, Any]]]:
-    """Return the newest running collectives of each group, oldest first, and then the group's newest collective.
-
-    `dumps` is the result of read_recorders(). A group without a running collective is left out.
-    """
+    """Return, for each group with running collectives, the newest of these, oldest first, and its newest collective."""
     found: dict[Number, list[dict[str, Any]]] = {}
     for place, dump in enumerate(dumps):
         for entry in dump.get("entries") or ():

@@ -1,1 +1,1 @@
-"""In-process restart: when a rank in a run fails, the other processes run their function again without exiting."""
+"""In-process restart: when any rank in a run fails, the processes run their function again without exiting."""

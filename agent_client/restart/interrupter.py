@@ -5,12 +5,12 @@ no line of the function may run after an abort, least of all one that saves a ch
 hang, so they run on a separate thread. They affect only the old generation, because the next generation starts only
 after the aborts have finished.
 
-`InterruptibleSection` raises an exception in a function that is running in another thread. It *delivers* the exception
-with PyThreadState_SetAsyncExc, only while the function is inside the section, and the interpreter raises it in that
-thread soon afterwards. Leaving the section takes the lock that a delivery holds, and then waits until an exception that
-was already delivered is raised. A delivery is never revoked, because PyThreadState_SetAsyncExc with None makes CPython
-3.11 hang in the next traced function. If the main thread is blocked in a sleep, a lock or a socket operation, a signal
-with an empty handler wakes the thread, and the exception is raised in that handler.
+`InterruptibleSection` raises an exception in a function that is running in another thread. It *delivers* the
+exception with PyThreadState_SetAsyncExc, only while the function is inside the section, and the interpreter raises it
+in that thread soon afterwards. Leaving the section takes the lock that a delivery holds, and then waits until an
+exception that was already delivered is raised. A delivery is never revoked, because PyThreadState_SetAsyncExc with
+None makes CPython 3.11 hang in the next traced function. If the main thread is blocked in a sleep, a lock or a socket
+operation, a signal with an empty handler wakes the thread, and the exception is raised in that handler.
 """
 
 import contextlib

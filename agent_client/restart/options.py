@@ -178,12 +178,12 @@ class Options:
     divisible_by: int = 1
     """The number of active ranks is always a multiple of this number."""
     hosts_together: bool = False
-    """Whether all ranks on a host become spares if one rank of the host is missing."""
+    """If True, all ranks on a host become spares if one of them is missing."""
     max_iterations: int | None = None
     """Maximum number of generations. The run then stops with exit code 130. None disables the limit."""
     max_restarts: int | None = 10
-    """Maximum number of restarts after failures of the function within `restart_window`. One more failure stops the run
-    with exit code 130. None disables the limit."""
+    """Maximum number of restarts after failures of the function within `restart_window`. One more failure stops the
+    run with exit code 130. None disables the limit."""
     restart_window: Duration = 600.0
     """Length of the sliding time window in which restarts are counted."""
     restart_delay: Duration | None = 0.5

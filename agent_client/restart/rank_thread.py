@@ -212,7 +212,7 @@ class RankThread(DriverThread):
         self.put(events.Returned())
 
     def stepped(self, step: int | None) -> None:
-        """Record that the function has reached a step: `step`, or if None, the one after the last.
+        """Record a step. If `step` is None, it is one more than the last step.
 
         The state machine receives the highest step since the process started, because its step must not decrease. The
         progress report contains the step in this generation, so that ranks can be compared.
@@ -324,17 +324,7 @@ def fork_and_monitor(*options: str) -> None:
 def command(
     launch: Launch, variables: Mapping[str, str], invocation: Sequence[str], options: Sequence[str]
 ) -> list[str]:
-    """Return the arguments of the `lighthouse-manager` command that runs this script again.
-
-    Args:
-        launch: Lighthouse, run and slot of this process, as its environment sets them.
-        variables: Environment variables of this process.
-        invocation: Command that started this interpreter.
-        options: Additional options for `lighthouse-manager run`.
-
-    Raises:
-        ConfigurationError: No lighthouse is set, or torchrun is set to restart ranks itself.
-    """
+    """Return the arguments of `lighthouse-manager`. `invocation` is the command that started this interpreter."""
     if not launch.lighthouse:
         raise ConfigurationError("LIGHTHOUSE_ADDRESS is not set; fork_and_monitor() needs a running lighthouse")
     if (restarts := variables.get("TORCHELASTIC_MAX_RESTARTS", "0")) != "0":

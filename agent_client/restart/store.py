@@ -81,10 +81,7 @@ class StoreMixin:
     if not TYPE_CHECKING:
 
         def __getattr__(self, name: str) -> Any:
-            """Raise AttributeError for an unknown name.
-
-            For a method of another library's store, the message names the replacement.
-            """
+            """Raise AttributeError. For a method of another library's store, the message names the replacement."""
             if (inherited := getattr(super(), "__getattr__", None)) is not None:
                 return inherited(name)
             instead = _INSTEAD.get(name)
@@ -138,7 +135,7 @@ class StoreMixin:
         Args:
             kind: Kind of the key. Keys of different kinds may have the same name.
             name: Name of the key.
-            value: Value of the key.
+            value: The value.
 
         Raises:
             WrongState: This generation has ended, and another one has formed.
@@ -226,8 +223,8 @@ def _run() -> PresentRun:
 class RestartAbort(SystemExit):
     """Raised by a wrapped function to stop the run on all ranks, without a restart.
 
-    The wrapper then raises this exception on every rank. It also does so if the run is stopped in another way. A script
-    that does not catch the exception exits with code 130.
+    The wrapper then raises this exception on every rank. It also does so if the run is stopped in another way. A
+    script that does not catch the exception exits with code 130.
     """
 
     def __init__(self, reason: str = "RestartAbort") -> None:
@@ -262,7 +259,7 @@ class State:
     initial_rank: int = 0
     """Slot of the process. It stays the same as long as the process lives."""
     use_global_iteration: bool = False
-    """Whether all ranks in the run restart together."""
+    """True if all ranks in the run restart together."""
     store: StoreMixin | None = dataclasses.field(default=None, repr=False, compare=False)
 
     def begin_generation(self, counters: RunCounters, rank: int, world_size: int) -> None:

@@ -31,8 +31,8 @@ DEFAULT_TIMEOUT = timedelta(minutes=30)  # torch's default for a store
 CONNECT_TIMEOUT = timedelta(seconds=10)  # short, because the store already listens and an abort cannot end this wait
 _STORE = "torch_store"
 _VARIABLES = {**nccl_watchdog.QUIET, "TORCH_NCCL_RETHROW_CUDA_ERRORS": "0"}
-"""Variables that keep NCCL's watchdog from killing the process after a failure, or from blocking it for minutes. Values
-that the script has set take precedence."""
+"""Variables that keep NCCL's watchdog from killing the process after a failure, or from blocking it for minutes.
+Values that the script has set take precedence."""
 _LRU_CACHE = type(functools.lru_cache(print))
 _CLEARING = (("debug", "_clear_sharding_prop_cache"), ("_redistribute", "clear_redistribute_planner_cache"))
 """DTensor modules with caches that are not lru_caches, and the functions that clear these caches."""

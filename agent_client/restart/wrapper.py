@@ -1,8 +1,8 @@
-"""The Wrapper decorator, and the attempts that make up one call to a wrapped function.
+"""The Wrapper decorator, the attempts of one call to a wrapped function, and the TCPStore that it can serve.
 
-The decorator binds the arguments of a call once. `WrappedCall` then runs one attempt at a time, until all ranks
-have finished or the run is stopped. It interrupts a running attempt when another rank fails, and cleans up before the
-next attempt. The lighthouse (rank_thread.py) numbers the attempts. Without a lighthouse, `LocalAttempts` counts the
+The decorator binds the arguments of a call once. `WrappedCall` then runs one attempt at a time, until all ranks have
+finished or the run is stopped. It interrupts a running attempt when another rank fails, and cleans up before the next
+attempt. The lighthouse (rank_thread.py) numbers the attempts. Without a lighthouse, `LocalAttempts` counts the
 failures of this process. The function receives a `CallWrapper`.
 """
 
@@ -108,8 +108,8 @@ class CallWrapper:
     Attributes:
         state: Rank, world size and counters.
         store: Reads and writes keys of the run, and iteration numbers of ranks.
-        agent: An object, such as an Agent, that the script assigns in order to use it again in the next iteration. The
-            wrapper does not close it.
+        agent: An object, such as an Agent, that the script stores here for the next iteration. The wrapper does not
+            close it.
     """
 
     def __init__(self, state: State, attempts: RankThread | LocalAttempts) -> None:

@@ -28,10 +28,7 @@ class Piece:
 
 @dataclass(slots=True)
 class PendingDigest:
-    """Digest that is yet to be computed, from a copy of the window's bytes.
-
-    The copy consists of one tensor per device, and is complete once all `events` have completed.
-    """
+    """Copy of a window's bytes, one CPU tensor per device. The copies are complete once all `events` have completed."""
 
     copies: list[Tensor]
     events: list[torch.cuda.Event]
@@ -65,8 +62,7 @@ class Digests:
         Args:
             tensors: The tensors. Only the local shard of a sharded tensor is used.
             number: Number of the window, modulo the number of windows.
-            of: Function that returns the tensor to use in place of each of `tensors`, such as its gradient. It must
-                have the same shape. None leaves the tensor out.
+            of: Returns the tensor of the same shape to use instead of a given tensor, or None to leave it out.
         """
         names = list(map(id, tensors))
         if names != self._names:

@@ -118,7 +118,7 @@ def write_part(
 ) -> None:
     """Write the part of one rank into a new folder `folder`. The part is complete once this folder exists.
 
-    `ranks` is the number of ranks in the group. `disk` lists those whose parts are in the same checkpoint folder.
+    `disk` lists the ranks whose parts are in the same checkpoint folder.
     """
     temporary = folder.with_name(f"{folder.name}.saving")
     shutil.rmtree(temporary, ignore_errors=True)

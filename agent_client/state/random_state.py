@@ -1,4 +1,4 @@
-"""States of the default random number generators in Python, NumPy and torch."""
+"""States of the default random number generators of Python, NumPy and torch."""
 
 import random
 import sys
@@ -10,7 +10,7 @@ from agent_client.state.tree import State
 
 
 def random_state() -> dict[str, State]:
-    """Return a copy of the states of Python's, NumPy's and torch's default random number generators."""
+    """Return a copy of the states of the default random number generators of Python, NumPy and torch."""
     numpy: Any = sys.modules.get("numpy")
     of_numpy: Any = numpy.random.get_state() if numpy else ("", b"")
     name, keys, *rest = of_numpy

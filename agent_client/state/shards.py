@@ -25,11 +25,7 @@ _KEYS = {"shard", "shape", "stride", "mesh", "placements"}
 
 
 class Shards:
-    """Replaces the sharded tensors in a state with descriptions, and restores the tensors from their descriptions.
-
-    A description contains this rank's shard, the shape, stride and placements of the whole tensor, and the number of
-    its device mesh.
-    """
+    """Replaces the sharded tensors in a state with descriptions, and descriptions with sharded tensors."""
 
     def __init__(self, parameters: Iterable[torch.Tensor]) -> None:
         """Find the device meshes over which the parameters are sharded.

@@ -129,11 +129,7 @@ class TrainState:
         return self._moving["others"]  # type: ignore[return-value]
 
     def replace_others_begun(self, states: dict[str, State]) -> None:
-        """Replace the copies of the additional entries that begin_step() made with `states`.
-
-        CatchUpDriver calls this when the rank stops catching up. The copies still contain the script's calls to its
-        schedulers, which the driver has undone.
-        """
+        """Replace begin_step()'s copies of the additional entries with `states`, which lack the script's changes."""
         self._moving["others"] = snapshot(states)
 
     def in_place(self) -> dict[str, State]:

@@ -67,8 +67,8 @@ class Agent:
     state of a peer. `DistributedDataParallel` and `FaultTolerantOptimizer` call the methods for a step. Only a training
     loop without them calls `start_quorum`, `all_reduce` and `should_commit` itself.
 
-    Use the Agent as a context manager. Exiting the block closes the Agent. If the block raises an exception, the Agent
-    also reports it to the manager.
+    Use the Agent as a context manager. Exiting the block closes the Agent. If the block raises an exception, the
+    Agent also reports it to the manager.
 
     Example:
         ```python
@@ -166,8 +166,8 @@ class Agent:
     def close(self) -> None:
         """Leave the job. Close all connections, and stop the manager if this rank started it.
 
-        First wait, for up to 10 s, until no other rank needs data from this rank to complete the last step. An Agent
-        that is still open when the interpreter exits is closed automatically.
+        First wait, for up to 10 s, until no other rank needs data from this rank to complete the last step. An
+        Agent that is still open when the interpreter exits is closed automatically.
         """
         self.internals.close()
 
@@ -180,12 +180,12 @@ class Agent:
 
     @property
     def has_failed(self) -> bool:
-        """Whether the current step can no longer be committed, because a peer was lost or an error was reported."""
+        """True if the current step can no longer be committed, because a peer was lost or an error was reported."""
         return self._machine.failure is not None
 
     @property
     def was_committed(self) -> bool:
-        """Whether the last step was committed. False again once the next step begins its forward pass or reduction."""
+        """True if the last step was committed, until the next step begins its forward pass or reduction."""
         return self._machine.was_committed and not self._machine.has_computed
 
     @property
@@ -232,7 +232,7 @@ class Agent:
 
     @property
     def peers_pending(self) -> bool:
-        """Whether a replica group is waiting to join the next quorum. The property returns a stored value."""
+        """True if a replica group is waiting to join the next quorum. The property returns a stored value."""
         return self.world.peers_pending > 0
 
     @property
@@ -242,7 +242,7 @@ class Agent:
 
     @property
     def catches_up(self) -> bool:
-        """Whether this rank is catching up (`heal_mode="catch_up"`): its state is older than that of its peers."""
+        """True if this rank is catching up (`heal_mode="catch_up"`): its state is older than that of its peers."""
         return self.internals.catches_up
 
     def data_report(self) -> dict[str, int | bool]:
@@ -430,8 +430,8 @@ class Agent:
             within_group: Whether to average also over the ranks in the replica group. Pass False if the ranks hold
                 different shards.
             name: Name of the tensor in error messages. All groups must use the same name.
-            followed_by: Reductions that the script is certain to start directly after this one, in this order. The
-                groups then compare all of them in a single exchange.
+            followed_by: Reductions that are certain to follow directly, in this order. The groups then compare all of
+                them in a single exchange.
 
         Returns:
             A future that completes with `tensor`.

@@ -215,10 +215,7 @@ class Comparison:
     # -- digests of state and gradients
 
     def compare_state(self, assignment: Assignment) -> None:
-        """In every `check_every`-th step of the job, compare this rank's state with the other participants' states.
-
-        If they differ, discard the step. A participant in the minority must heal, or exit if this happens too often.
-        """
+        """In every `check_every`-th step of the job, compare the participants' states. Fail the step if they differ."""
         if not self.check_every or assignment.max_step % self.check_every:
             return
         digest, self.digest = self.digest, None
@@ -238,11 +235,7 @@ class Comparison:
                 self._reject_state(assignment, wrong, times)
 
     def _exchange_digests(self, kind: Kind, own: Digest | None) -> list[Digest | None]:
-        """Exchange digests among the participants. Return them by replica_rank, with None for those that sent none.
-
-        Raises:
-            RuntimeError: The exchange failed, so the step has failed.
-        """
+        """Send `own`. Return the digests by replica_rank, None if a participant sent none. Raise if the step fails."""
         rows = self.exchange(self._announcement(kind), payload=(own is not None, *(own or (0, 0))))
         if rows is None:
             raise RuntimeError(self.machine.failure or "the digests were not compared")
@@ -251,8 +244,8 @@ class Comparison:
     def _reject_state(self, assignment: Assignment, wrong: Sequence[int], times: int) -> None:
         """Discard the step, because the participants computed their gradients with different states.
 
-        `wrong` contains the replica ranks of the minority, whose states become invalid. `times` is the number of times
-        that their states have differed, including this one. They healed after each earlier time.
+        `wrong` contains the replica ranks of the minority. Their states become invalid, so they must heal, or exit if
+        they have differed too often. `times` is how often they have differed, including now.
         """
         machine, names = self.machine, assignment.replica_ids
         others = ", ".join(name for place, name in enumerate(names) if place not in wrong)
@@ -278,10 +271,7 @@ class Comparison:
         return bool(assignment.catching_up)
 
     def compare_gradients(self, digest: PendingDigest) -> str:
-        """Compare digests of the averaged gradients. `digest` is this rank's.
-
-        Return why this rank must not apply its gradients later, when it catches up, or an empty string if it may.
-        """
+        """Compare the averaged gradients. Return why this rank must not apply its own later, or "" if it may."""
         assignment, reasons = self.machine.assignment, list[str]()
         assert assignment is not None
 
@@ -337,10 +327,7 @@ class Comparison:
         return [replica_id for replica_id, (each, _) in flagged.items() if each & Flag.NOT_FINITE]
 
     def compare_end(self) -> bool:
-        """Check that all participants have reached the end of the step and draw their batches in the same way.
-
-        Announce both to the other participants. Return False if the announcements differ or a participant is lost.
-        """
+        """Announce the end of the step, and how this group draws its batches. Return whether all participants agree."""
         is_same = self.exchange(self._announcement(Kind.END)) is not None
         return is_same and self.exchange(announce_draw(self.data)) is not None
 
@@ -356,10 +343,7 @@ class Comparison:
         flags: Flag = Flag.NONE,
         payload: Sequence[int] = (),
     ) -> list[Row] | None:
-        """Exchange announcements with all participants.
-
-        `announced` must be the same at all participants, unlike `flags` and `payload`. `within_s` is the time limit,
-        by default that of a collective.
+        """Exchange announcements with all participants. The announcements must match, unlike `flags` and `payload`.
 
         Return the participants' rows by replica_rank. If the announcements differ or a peer is lost, fail the step and
         return None.

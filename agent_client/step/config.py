@@ -44,9 +44,9 @@ class AgentConfig:
     heal_timeout_s: float = 300.0
     """Time limit for copying the state of a peer, in seconds."""
     process_group: ProcessGroupName = "gloo"
-    """Backend that connects a rank to the same rank in the other replica groups. `gloo` transfers tensors of any device
-    through the CPU, `nccl` through the CUDA device. `isolated` and `isolated:nccl` run gloo or NCCL in a child process
-    that can be killed. With `nccl`, create the Agent before any default process group that uses NCCL, or set
+    """Backend that connects a rank to the same rank in the other replica groups. `gloo` transfers tensors of any
+    device through the CPU, `nccl` through the CUDA device. `isolated` and `isolated:nccl` run gloo or NCCL in a child
+    process that can be killed. With `nccl`, create the Agent before any default process group that uses NCCL, or set
     `TORCH_NCCL_DUMP_ON_TIMEOUT=0`. Otherwise torch may abort the process minutes after a peer was lost."""
     heal_mode: HealModeName = "blocking"
     """How this group heals. With `blocking`, the other groups wait for this group in one step. With `catch_up`, this
@@ -56,16 +56,16 @@ class AgentConfig:
     torch's DDP does. `float32` sums in float32 and rounds at the end, which transfers twice as many bytes. All groups
     must use the same value."""
     max_consecutive_discards: int = 30
-    """Number of consecutive discarded steps after which the Agent raises AgentError. Steps that were discarded because
-    of another group (it exited, failed to heal, or runs a different script) do not count, and neither do steps without
-    a quorum. The same number of consecutive refused quorum requests also raises AgentError."""
+    """Number of consecutive discarded steps after which the Agent raises AgentError. Steps that were discarded
+    because of another group (it exited, failed to heal, or runs a different script) do not count, and neither do
+    steps without a quorum. The same number of consecutive refused quorum requests also raises AgentError."""
     manager_restart_timeout_s: float = 10.0
     """Time in seconds that a rank waits for an exited manager to restart before the rank raises AgentError. A rank does
     not wait for a manager that it started itself."""
     world_size_mode: WorldSizeModeName | WorldSizeMode = "dynamic"
-    """How the batches of a step depend on the number of groups. With `dynamic`, each contributing group has one batch.
-    With `fixed_with_spares`, each of the first `world_size` groups has one batch. With `constant_batch`, a step always
-    has `world_size` batches, distributed among the contributing groups."""
+    """How the batches of a step depend on the number of groups. With `dynamic`, each contributing group has one
+    batch. With `fixed_with_spares`, each of the first `world_size` groups has one batch. With `constant_batch`, a
+    step always has `world_size` batches, distributed among the contributing groups."""
     world_size: int = 0
     """Number of batches in a step, at least 1. Not used with `dynamic`."""
     share_by_speed: bool = False
@@ -76,9 +76,9 @@ class AgentConfig:
     """Interval in steps at which ranks compare a part of their parameters with their peers. 0 disables the comparison.
     If groups have different values, the largest applies. If any group has 0, no group compares."""
     on_nonfinite: OnNonfiniteName = "discard"
-    """What to do with a step in which a gradient is infinite or NaN. `discard` repeats the step in all groups, `raise`
-    also raises AgentError on the rank, and `commit` does not check. Steps that a GradScaler skips are not affected. If
-    groups have different values, the strictest applies to all."""
+    """What to do with a step in which a gradient is infinite or NaN. `discard` repeats the step in all groups,
+    `raise` also raises AgentError on the rank, and `commit` does not check. Steps that a GradScaler skips are not
+    affected. If groups have different values, the strictest applies to all."""
     advertise: str | None = None
     """Address at which the peers can reach this host. Default: LIGHTHOUSE_MANAGER_ADVERTISE, or else an address of the
     interface that GLOO_SOCKET_IFNAME or NCCL_SOCKET_IFNAME names, or else the address that routes to the manager."""

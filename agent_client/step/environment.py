@@ -50,7 +50,7 @@ class Variables:
 
 @dataclass(frozen=True, slots=True)
 class KeeperPlace:
-    """The buffers in which a rank keeps its states, and how often it does so. Set by the rank's supervisor."""
+    """The buffers in which a rank keeps its states, and how often, as the rank's supervisor has set them."""
 
     every: int  # interval in steps
     paths: tuple[str, ...]  # of the rank's buffers; empty if it has none
@@ -144,10 +144,7 @@ def _keeper(reader: Variables, rank: int, ranks: int) -> KeeperPlace | None:
 
 
 def owner_name(job: str, replica_id: str, incarnation: str, rank: int, ranks: int) -> str:
-    """Return a rank's name for the headers of its buffers. A rank ignores a buffer with another name.
-
-    `incarnation` identifies one start of the supervisor. `ranks` is the number of ranks in the group.
-    """
+    """Return a rank's name for the headers of its buffers. A rank ignores a buffer with another name."""
     return json.dumps([job, replica_id, incarnation, rank, ranks])
 
 

@@ -112,12 +112,11 @@ class RankRound:
     def gather(self, own: bytes, operation: str, *, waits_for: str = "") -> list[list[bytes]]:
         """Send `own` to all ranks. Return the bytes of all ranks as [replica_rank][group_rank].
 
-        `operation` must be the same on all ranks. Meanwhile, `lighthouse ranks` shows that this rank is running
-        `operation`, or waiting for `waits_for` if that is not empty.
+        `lighthouse ranks` shows `operation`, and a wait for `waits_for` if that is not empty.
 
         Raises:
-            EvaluationInterrupted: A rank was lost or does not take part. If one rank in a group raises this, all of
-                them do. The next step requests another quorum.
+            EvaluationInterrupted: A rank was lost or does not take part. Either all ranks in a group raise this or none
+                does. The next step requests another quorum.
         """
         progress, has_others = self._internals.progress, self.assignment.replica_world_size > 1
         entry = progress.numbers.inside()

@@ -191,7 +191,7 @@ class Internals:
         self.parts.append(part)
 
     def request_late(self) -> None:
-        """Request each quorum when its step begins instead of with the previous vote, for long steps (LocalSGD)."""
+        """Request each quorum only when its step begins, for steps that are long, as with LocalSGD."""
         self.manager.asks_ahead = False
         self.runner.requests_late = True
 
@@ -633,7 +633,7 @@ class Internals:
         return not (self.scalers.have_moved if self.scalers.may_skip else may_skip())
 
     def contribute_nothing(self) -> bool:
-        """Reduce zeros instead of this rank's gradients. If that is impossible, disconnect and return False."""
+        """Reduce zeros instead of this rank's gradients. If this is impossible, disconnect and return False."""
         self.wait_quorum()
         machine = self.machine
         if len(self.parts) == 1 and not machine.has_reduced and machine.failure is None:

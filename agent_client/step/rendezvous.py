@@ -150,8 +150,7 @@ def start_manager(env: Environment, secret: str = "") -> tuple[ServerProcess, st
 def wait_for_store(manager: str, timeout_s: float) -> None:
     """Wait until the group's TCPStore answers, because a supervisor starts the store in parallel with the ranks.
 
-    Return immediately if the manager does not answer. The first quorum request will report this. Raise AgentError if
-    the store does not answer within `timeout_s` seconds.
+    Return immediately if the manager does not answer. The first quorum request will report this.
     """
     ends_at = time.monotonic() + timeout_s
     try:

@@ -303,10 +303,10 @@ class StepRunner:
                 self._reject(name)  # without a comparison, the group at fault is unknown
 
     def _reject(self, name: str, wrong: Sequence[str] = ()) -> bool:
-        """Discard the step because the gradient `name` is not finite. Do nothing if a GradScaler will skip the step.
+        """Discard the step because the gradient `name` is not finite. If a GradScaler will skip it, only return True.
 
         The groups in `wrong`, whose own gradients are not finite, report this. If there are none, only the mean is not
-        finite, and the first group reports this. Return True if a GradScaler will skip the step.
+        finite, and the first group reports this.
         """
         if self.scalers.may_skip or may_skip():
             return True
@@ -451,7 +451,6 @@ def log_quorum(before: Assignment | None, now: Assignment) -> None:
 
 
 def is_finite(tensor: torch.Tensor) -> bool:
-    """Return whether all elements of a tensor are finite, that is, neither infinite nor NaN."""
     values = tensor._values() if tensor.is_sparse else tensor
     if not (values.is_floating_point() or values.is_complex()):
         return True

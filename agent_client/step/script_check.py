@@ -1,8 +1,8 @@
-"""Refuses objects in a script with which the replica groups would diverge. Each error says what to do instead.
+"""Refuses objects in a script that would make the replica groups diverge. Each error suggests an alternative.
 
-Most problems are found in the registered model and optimizer. Others are found only by a search of all live objects in
-the process, once before the first vote. `OptimizerWatch` observes which optimizers step after a commit, and whether
-their steps finish (Applying in rules/machine.py).
+Most problems are found in the registered model and optimizer. Others are found only by a search of all live
+objects in the process, once before the first vote. `OptimizerWatch` observes which optimizers step after a commit,
+and whether their steps finish (Applying in rules/machine.py).
 """
 
 import gc
@@ -85,7 +85,7 @@ def refuse_step_in_backward(optimizer: Optimizer, state: TrainState) -> None:
 
 
 def refuse_live_objects(state: TrainState, *, has_reduced: bool) -> None:
-    """Raise ConfigurationError for live objects with which the groups would diverge. Call this before the first vote.
+    """Raise ConfigurationError for live objects that would make the groups diverge. Call this before the first vote.
 
     `has_reduced` is True if the Agent has reduced gradients in this step.
     """

@@ -1,10 +1,10 @@
 """Handles the exit of a rank: stop signals, cleanup at exit, and code that must not be interrupted.
 
-A stop signal (SIGTERM from torchrun or Slurm) makes the manager drain the group, unless `lighthouse-manager run` does
-that itself. The rank completes the steps that have already been granted, and then raises GroupDrained. torchrun and its
-agent, or a scheduler and torchrun, may each send the same signal, so a second signal within SAME_WITHIN_S is ignored. A
-later signal terminates the process as usual. So does any signal before the rank is connected to a manager, because no
-peer depends on the rank then.
+A stop signal (SIGTERM from torchrun or Slurm) makes the manager drain the group, unless `lighthouse-manager run`
+does that itself. The rank completes the steps that have already been granted, and then raises GroupDrained. torchrun
+and its agent, or a scheduler and torchrun, may each send the same signal, so a second signal within SAME_WITHIN_S is
+ignored. A later signal terminates the process as usual. So does any signal before the rank is connected to a
+manager, because no peer depends on the rank then.
 
 `close_at_end` closes objects before the interpreter exits, or before a wrapped function runs again. This is necessary
 because the exiting interpreter terminates a daemon thread when the thread next acquires the GIL. If the thread is

@@ -1,6 +1,4 @@
-"""Replaces torchft's native module with one that uses our daemons.
-
-This package can be imported without torch and torchft.
+"""Replaces torchft's native module with one that uses our daemons. The import requires neither torch nor torchft.
 
     from agent_client.torchft import install
     install()

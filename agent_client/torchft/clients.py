@@ -239,10 +239,7 @@ class ManagerClient:
         return self._channel.call(Rpc(_MANAGER + "Quorum", request, answer, quorum_result), timeout)
 
     def _checkpoint_metadata(self, rank: int, timeout: timedelta) -> str:
-        """Return the address at which `rank` of the manager's group serves its state.
-
-        The rank sent it in its last request for a quorum.
-        """
+        """Return the address at which `rank` serves its state, from the rank's last request for a quorum."""
         request = torchft_pb2.CheckpointMetadataRequest(rank=rank)
         answer = torchft_pb2.CheckpointMetadataResponse
         return self._channel.call(
@@ -260,10 +257,7 @@ class Channel(SyncClient):
     """Connection to a server that raises torchft's exceptions instead of ours."""
 
     def __init__(self, addr: str, connect_timeout: timedelta, files: TlsFiles = NO_FILES) -> None:
-        """Connect to a manager, or to a lighthouse with the TLS `files`.
-
-        Raise RuntimeError if there is no answer within `connect_timeout`.
-        """
+        """Connect to a manager, or with the TLS `files` to a lighthouse. Raise RuntimeError if there is no answer."""
         with _torchft_errors():
             super().__init__(parse_coordinator(addr, "addr", default_port=None).with_files(files), ())
         try:

@@ -43,8 +43,8 @@ class LighthouseServer(_Server):
     Args:
         bind (str): Address to listen on. Port 0 selects a free port.
         min_replicas (int): Minimum number of replica groups in a quorum.
-        join_timeout_ms (Optional[int]): How long a quorum waits for a live group that has not joined. Default:
-            100, as in torchft. (`lighthouse serve` waits for 60 s.)
+        join_timeout_ms (Optional[int]): How long a quorum waits for a live group that has not joined. Default: 100, as
+            in torchft. (`lighthouse serve` waits for 60 s.)
         quorum_tick_ms (Optional[int]): Ignored, because a quorum forms as soon as it can, without polling.
         heartbeat_timeout_ms (Optional[int]): Time without a heartbeat after which a group is dead. Default: 5 s.
     """
@@ -79,8 +79,8 @@ class ManagerServer(_Server):
     """Manager of a replica group. Rank 0 creates it, and all ranks connect to it with a ManagerClient.
 
     Args:
-        replica_id (str): Name of the group, or torchft's name:uuid. The uuid is ignored, because our manager chooses
-            its own incarnation.
+        replica_id (str): Name of the group, or torchft's name:uuid. The uuid is ignored, because our manager
+            chooses its own incarnation.
         lighthouse_addr (str): Address of the lighthouse.
         hostname (str): Name by which peers can reach this host.
         bind (str): Address to listen on. Port 0 selects a free port.

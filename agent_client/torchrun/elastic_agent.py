@@ -24,10 +24,7 @@ _MARK = "lighthouse_torchrun"
 
 
 def extend() -> None:
-    """Apply the three patches of this module to torch's agent. Further calls do nothing.
-
-    The patches have no effect on an agent whose rendezvous handler is not a LighthouseRendezvous.
-    """
+    """Patch torch's agent. Agents with another rendezvous handler are not affected. Further calls do nothing."""
     for wrapper in (_monitor_workers, _rendezvous, _invoke_run):
         name = wrapper.__name__
         original = getattr(LocalElasticAgent, name, None)

@@ -3,8 +3,8 @@
 A *round* is torchrun's term for one set of nodes that train together. The lighthouse treats the nodes as the ranks of a
 run, and each round as a generation of that run.
 
-- Each node has a stream to the lighthouse, which therefore notices a dead node within milliseconds. No node stores data
-  for the rendezvous.
+- Each node has a stream to the lighthouse, which therefore notices a dead node within milliseconds. No node stores
+  data for the rendezvous.
 - Each round has its own store, on the node with rank 0. That node publishes the store's address as a key of the
   generation. So no node contacts the store of a dead node, and keys of an earlier round are not visible.
 - torchrun's agents call `num_nodes_waiting` each time they check their workers (--monitor-interval). Once the round
@@ -117,12 +117,8 @@ class LighthouseRendezvous(RendezvousHandler):
     ) -> None:
         """Set the parameters, without connecting.
 
-        Args:
-            params: torchrun's parameters for the rendezvous.
-            client: Client for the nodes' run.
-            named_by: Option or variable that names the lighthouse, for errors.
-            host: Address at which other nodes can reach this node.
-            options: Options of `--rdzv-conf`.
+        `named_by` is the option or variable that names the lighthouse, for errors. `host` is the address at which other
+        nodes can reach this node.
         """
         self.options = options
         self._params = params
@@ -145,10 +141,7 @@ class LighthouseRendezvous(RendezvousHandler):
         return os.getenv("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "0") != "1"
 
     def next_rendezvous(self) -> RendezvousInfo:
-        """Leave the current round, and wait for the next one that includes this node.
-
-        Raise a subclass of RendezvousError if none forms within `join_timeout`, or if the run has ended.
-        """
+        """Leave the current round, and wait for the next one that includes this node."""
         node, limit_s = self._live_node(), self.options.join_timeout
         while (joined := node.join(limit_s)) is not None:
             if (info := self._join_round(node, joined, time.monotonic() + limit_s)) is not None:
@@ -176,8 +169,7 @@ class LighthouseRendezvous(RendezvousHandler):
     def num_nodes_waiting(self) -> int:
         """Return 1 if the round has ended, or else 0.
 
-        If the result is 1, torchrun's agent restarts its workers. The next round forms once all nodes have stopped
-        theirs.
+        If it is 1, torchrun's agent restarts its workers. The next round forms once all nodes have stopped theirs.
         """
         node = self._node
         if node is None or isinstance(node.outcome, RunCompleted):
@@ -216,8 +208,8 @@ class LighthouseRendezvous(RendezvousHandler):
     def is_lost_elsewhere(self) -> bool:
         """Return whether the round has ended because another node was lost or wants to join.
 
-        If so, a failure of this node's workers is only a consequence. Wait up to `loss_timeout` seconds for the
-        lighthouse to report that the round has ended.
+        If so, a failure of this node's workers is only a consequence. Wait up to `loss_timeout` for the lighthouse to
+        report that the round has ended.
         """
         node = self._node
         return node is not None and node.is_over_within(self.options.loss_timeout) and not node.is_over_by_failure

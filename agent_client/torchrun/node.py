@@ -33,10 +33,8 @@ class Node(DriverThread):
     def __init__(self, entry: RankHello, limit_s: float, open_stream: Callable[[], Stream]) -> None:
         """Set the parameters. Call start() to connect.
 
-        Args:
-            entry: First message to the lighthouse.
-            limit_s: Seconds for which the lighthouse may be unreachable while the node is waiting for a round.
-            open_stream: Opens a stream to the lighthouse.
+        `entry` is the first message to the lighthouse. While the node is waiting for a round, the lighthouse may be
+        unreachable for `limit_s` seconds.
         """
         # torchrun stops the workers, so the machine must never kill this process.
         config = RankConfig(lighthouse_timeout_s=limit_s, hard_timeout_s=NEVER_S)

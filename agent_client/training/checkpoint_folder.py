@@ -160,7 +160,7 @@ class CheckpointFolder:
         return path
 
     def _save_last(self, within_s: float) -> None:
-        """Save the current step before this host shuts down. Wait up to `within_s` seconds for the write."""
+        """Save the group's last step before its host is taken away, within `within_s` seconds."""
         path = self.save()
         if path is not None and self.wait(within_s):
             log.info("%s: wrote the last step before this host ends", path)
@@ -257,10 +257,7 @@ class CheckpointFolder:
         self._disk = disk
 
     def _usable(self, held: dict[Tag, Path], reasons: list[str]) -> dict[Tag, dict[int, Part]]:
-        """Return the parts of each checkpoint in `held` that this rank can load.
-
-        Append to `reasons` why this rank cannot load the others.
-        """
+        """Return the parts of the checkpoints that this rank can load. Append to `reasons` why it cannot load one."""
         usable: dict[Tag, dict[int, Part]] = {}
         for tag in sorted(held, reverse=True)[:MOST_TAGS]:
             try:
@@ -375,10 +372,7 @@ class CheckpointFolder:
         )
 
     def _complete(self, *, every: bool = False) -> None:
-        """Rename each finished hidden folder, which has the parts of all ranks on this disk, to its final name.
-
-        Unless `every` is True, skip the folders of earlier processes.
-        """
+        """Rename each hidden folder that has the parts of all ranks. Skip those of earlier processes unless `every`."""
         ending = re.compile(rf".*\.{self._nonce}(\.{self._rank})?")
         for path in list(self._folder.iterdir()):
             found = _UNFINISHED.fullmatch(path.name)
@@ -424,8 +418,7 @@ class CheckpointFolder:
     def _held_by_ranks(self, own: Collection[Tag]) -> Sequence[Collection[Tag]] | None:
         """Return the tags of the checkpoints that each rank had after its last save, or None if unknown.
 
-        `own` contains this rank's tags. If all ranks share one folder, the result is just `[own]`. Otherwise the ranks
-        exchange their tags through the group's store.
+        If the ranks share the folder, this is just `[own]`. Otherwise they exchange their tags in the group's store.
         """
         if len(self._disk) == self._ranks:
             return [own]
@@ -471,10 +464,7 @@ def _name(tag: Tag) -> str:
 
 
 def _was_common(path: Path) -> bool:
-    """Return whether all ranks had the checkpoint at `path`, or True if this is unknown.
-
-    They all had it if they share one folder, or if the checkpoint contains the file COMMON.
-    """
+    """Return whether all ranks had a checkpoint: they share the folder, or the checkpoint contains the file COMMON."""
     try:
         part = next(iter(read_parts(path).values()))
     except (CorruptState, OSError):

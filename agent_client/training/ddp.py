@@ -74,8 +74,7 @@ class SharedBuffers:
 
     The groups train on different samples, so their statistics differ. Before the vote, all groups receive the buffers
     of the first participant that contributes. The buffers are sent as bytes, in a single reduction for all dtypes, so
-    the copies are bitwise equal. `find` returns the buffers. It is called for each copy, because a script may replace
-    them.
+    the copies are bitwise equal. `find` returns the buffers. It is called each time, because a script may replace them.
     """
 
     def __init__(self, agent: Agent, find: Callable[[], Sequence[Tensor]]) -> None:
@@ -351,10 +350,7 @@ class DistributedDataParallel(parallel.DistributedDataParallel):
         self._reset_reducer()
 
     def share_buffers(self) -> None:
-        """Start sharing the buffers with the other groups.
-
-        Raise torch's RuntimeError if the pass did not use all parameters.
-        """
+        """Start sharing the buffers. Raise torch's RuntimeError if some parameters were not used in the pass."""
         self.reducer._check_reducer_finalized()
         self._shared.start()
 
@@ -417,10 +413,7 @@ class _GroupAmongGroups(ObservedGroup):
 
     @never_compiled
     def allreduce(self, tensors: list[Tensor], opts: object = None) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
-        """Reduce torch's map of used parameters, `tensors[0]`, over all replica groups.
-
-        Set the map to 1 for each parameter that was used by a rank whose gradients count, and to 0 for the others.
-        """
+        """Set torch's map to 1 for each parameter that was used by any rank whose gradients count."""
         [used] = tensors
         here = used.bool()
         if self.salvage is not None:
@@ -438,11 +431,10 @@ class _GroupAmongGroups(ObservedGroup):
         return f"{self.label}, used parameters"
 
     def _forget(self, uncounted: Tensor) -> None:
-        """Remove the gradients of parameters that were used only by ranks whose gradients do not count.
+        """Remove the gradients of the parameters in `uncounted`, used only by ranks whose gradients do not count.
 
-        `uncounted` is a mask of these parameters. For example, parameters that only a healing group used have no
-        gradients in the other groups. If the step has failed, keep the gradients until the step is discarded, because a
-        GradScaler raises without gradients.
+        For example, parameters that only a healing group used have no gradients in the other groups. If the step has
+        failed, keep the gradients until the step is discarded, because a GradScaler raises without gradients.
         """
         if self.agent.has_failed:
             return
@@ -452,10 +444,7 @@ class _GroupAmongGroups(ObservedGroup):
 
 
 def _name_in(model: torch.nn.Module, module: torch.nn.Module) -> str:
-    """Return the name of `module` inside `model`, or the name of its class if it is not a part of `model`.
-
-    Compiling the model or the module does not change the result.
-    """
+    """Return the name of `module` inside `model`, or else its class name. Compilation does not change the name."""
     module, model = (getattr(each, "_orig_mod", each) for each in (module, model))
     found = next((name for name, part in model.named_modules() if part is module), "")
     return found or type(module).__name__

@@ -95,10 +95,7 @@ class _ShardedPart:
         return list(self._module.parameters())
 
     def contribute_zeros(self) -> bool:
-        """Return False: this rank must run its backward pass.
-
-        The other ranks in its group wait for the pass in torch's own collectives.
-        """
+        """Return False, because the other ranks in the group wait in torch's collectives for this rank's backward."""
         return False
 
     def abandon_backward(self) -> None:

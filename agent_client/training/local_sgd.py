@@ -7,10 +7,10 @@ those of the last committed outer step. They are equal in all groups, and a heal
 
 LocalSGD averages the parameters. In DiLoCo, an outer optimizer updates the global parameters with the mean of the
 pseudo-gradients (global - local), and the local parameters continue from the global ones. If the model is divided into
-P fragments, they are synchronized one at a time, each of them every `sync_every` inner steps. Outer step n synchronizes
-fragment n mod P, so a healed group continues with the right fragment. With `delay`, the communication overlaps with
-that number of inner steps. With `mixing`, a fragment keeps a share of the local parameters:
-local = mixing * local + (1 - mixing) * global.
+P fragments, they are synchronized one at a time, each of them every `sync_every` inner steps. Outer step n
+synchronizes fragment n mod P, so a healed group continues with the right fragment. With `delay`, the communication
+overlaps with that number of inner steps. With `mixing`, a fragment keeps a share of the local parameters: local =
+mixing * local + (1 - mixing) * global.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -163,20 +163,13 @@ class OuterSteps(FaultTolerantOptimizer):
         return self._state.inner_steps < self._interval or self._end_outer_step()
 
     def _join(self) -> None:
-        """Commit step 0, an outer step without inner steps in which this rank heals if necessary.
-
-        Do nothing if the Agent has committed a step.
-        """
+        """Before the first inner step, run an outer step without inner steps, in which this rank heals if necessary."""
         while self._agent.current_step == 0:
             self._begin_outer_step()
             self._end_outer_step()
 
     def _begin_outer_step(self) -> None:
-        """Begin an outer step and contribute to it.
-
-        First wait for its quorum. If a peer is healing, this rank has to offer its current state, or a copy, before the
-        next inner step changes it.
-        """
+        """Begin an outer step. Wait for its quorum, because a healing peer must receive the current state."""
         self._agent.start_quorum()
         step = self._agent.quorum_step
         self._contribute(self._agent.current_step if step is None else step)

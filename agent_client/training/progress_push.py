@@ -127,10 +127,7 @@ class ProgressPush:
         self._push.start()
 
     def _receiver(self, replica_id: str) -> Send:
-        """Return the function that sends values to the receiver. A URL also receives `replica_id`.
-
-        The function runs on another thread, on which MLflow has no active run, so the run is looked up here.
-        """
+        """Return the function that sends values. It runs on another thread, on which MLflow has no active run."""
         if not isinstance(self._to, str):
             return self._to
         library: Any = sys.modules.get(self._to)

@@ -1,8 +1,8 @@
 """Selects the samples on which a rank trains.
 
 All batches of a run are numbered from 0: first the batches of step 0 on all ranks, then those of step 1, and so on. The
-number of a step's first batch is the number of batches in all earlier committed steps. A healing group copies
-that number together with the state. So each batch is used in exactly one committed step, even if groups join and leave.
+number of a step's first batch is the number of batches in all earlier committed steps. A healing group copies it
+together with the state. So each batch is used in exactly one committed step, even if groups join and leave.
 """
 
 import functools
@@ -99,10 +99,7 @@ def drawn_in(slots: Sequence[tuple[int, int]], rank_batches: int, accumulate: in
 
 
 def in_microbatches(drawn: Iterable[tuple[Drawn, T]], accumulate: int) -> Iterator[list[T]]:
-    """Group a rank's batches into lists, `accumulate` lists per step.
-
-    Each list contains one batch for each of the rank's microbatches.
-    """
+    """Group a rank's batches into `accumulate` lists per step, with one batch for each of the rank's microbatches."""
     batches: list[T] = []
     for each, batch in drawn:
         several = len(each.offsets) // accumulate

@@ -111,10 +111,7 @@ class StepLoader:
         return (batch for _, batch in self.drawn())
 
     def drawn(self, *, several: bool = False) -> Iterator[tuple[Drawn, Any]]:
-        """Yield each loaded batch, as a pair of its Drawn and the batch.
-
-        With `several`, the rank may have several microbatches per step.
-        """
+        """Yield each loaded batch with its description. With `several`, the rank may have several microbatches."""
         ahead, loaded = self._ahead, None
         for wanted in self.sampler.draws(several=several):
             if loaded is None:
@@ -137,10 +134,7 @@ class StepLoader:
         return self._loader.state_dict() if hasattr(self._loader, "state_dict") else {}  # type: ignore[attr-defined]
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Load the state of a StatefulDataLoader. Call this before the first batch.
-
-        The next batch does not depend on this state, but on the Agent's step.
-        """
+        """Load the state of a StatefulDataLoader before the first batch. This does not change which batch is next."""
         if hasattr(self._loader, "load_state_dict"):
             self._loader.load_state_dict(state_dict)  # type: ignore[attr-defined]
 

@@ -1,9 +1,9 @@
 """Rules for healing while training continues (`heal_mode="catch_up"`). This module does no I/O.
 
-A rank that is catching up takes part in the current steps while its own state, the *held* state, is that of an earlier
-step. The rank contributes zeros, keeps the averaged gradients of each committed step (a *kept step*), and fetches a
-snapshot of a peer's state in the background. Then it installs the snapshot and applies the kept steps in order, until
-its state is the current one.
+A rank that is catching up takes part in the current steps while its own state, the *held* state, is that of an
+earlier step. The rank contributes zeros, keeps the averaged gradients of each committed step (a *kept step*), and
+fetches a snapshot of a peer's state in the background. Then it installs the snapshot and applies the kept steps in
+order, until its state is the current one.
 
 1. A state is identified by its tag (step, quorum_id of the commit). The tags of the kept steps form a chain that begins
    with the snapshot's tag. The rank can continue under a new quorum only if the quorum's first state is in this chain.

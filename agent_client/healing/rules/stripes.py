@@ -2,8 +2,8 @@
 
 This module does no I/O, reads no clock and does not import torch.
 
-1. A state is a list of pieces. One source is the *lead*. Its checksums define the content of every piece, and pieces
-   with other content are discarded. So the result is always the lead's state, never a mixture.
+1. A state is a list of pieces. One source is the *lead*. Its checksums define the content of every piece, and
+   pieces with other content are discarded. So the result is always the lead's state, never a mixture.
 2. A free source gets the next unassigned pieces. Their size is proportional to the source's rate in bytes per second,
    so that all sources finish at the same time. A source's first request is for FIRST_BYTES, to measure the rate. A
    source that is much slower than the fastest one gets none of the last pieces.
@@ -355,7 +355,7 @@ class StripePlan:
         return self._pop_pieces(self._unassigned, min(STRIPE_BYTES, left * source.rate / sum(rates) / 2))
 
     def _pop_pieces(self, pool: list[int], wanted: float) -> list[int]:
-        """Remove pieces from the front of the pool: at least one, and up to `wanted` bytes in MAX_RANGES ranges."""
+        """Remove and return the first pieces of the pool: at least one, up to `wanted` bytes and MAX_RANGES ranges."""
         taken: list[int] = []
         size = runs = 0
         while pool and (not taken or size + self._sizes[pool[0]] <= wanted):
@@ -377,7 +377,7 @@ class StripePlan:
                 self._assign(now)
 
     def _slow_at(self, source: _Source, now: float) -> float | None:
-        """Return when a free source should take over the source's pieces, or None if there is none that could."""
+        """Return the time at which the source counts as slow, or None if no free source could replace it."""
         if not source.requested or source.requested[-1] in self._only_lead:
             return None
         free = next(iter(self._free(now)), None)

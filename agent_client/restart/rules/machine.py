@@ -270,10 +270,7 @@ class RankMachine:
         return [events.Disconnect(session), *self._closed(session, Unreachable(reason), 0.5, now)]
 
     def _give_up_at(self) -> float | None:
-        """Return the time at which this rank will give up on the lighthouse.
-
-        Return None while the rank is connected, running its function or interrupting it.
-        """
+        """Return when this rank gives up on the lighthouse, or None while it is connected or its function runs."""
         since = self._stream.since
         if since is None or self.phase in (RankPhase.RUNNING, RankPhase.LEAVING):
             return None

@@ -1,19 +1,19 @@
 """Rules that check, before each collective, that all participants of a quorum are about to run the same one.
 
-Process groups do not check this. gloo aborts a process that receives more bytes than it expects, and otherwise sums
-whatever arrives. Therefore the participants exchange *announcements* before each collective: rows of numbers, all of
-the same size, that describe the collective. All buckets of a backward pass are announced together with the first
-bucket. An announcement contains the step, so tensors of different steps are never summed. The participants also
-announce the end of the first step under a quorum, with its number of collectives, and then the source of their batches.
-This module does no I/O.
+This module does no I/O. Process groups do not check this. gloo aborts a process that receives more bytes than it
+expects, and otherwise sums whatever arrives. Therefore the participants exchange *announcements* before each
+collective: rows of numbers, all of the same size, that describe the collective. All buckets of a backward pass are
+announced together with the first bucket. An announcement contains the step, so tensors of different steps are never
+summed. The participants also announce the end of the first step under a quorum, with its number of collectives, and
+then the source of their batches.
 
 All participants receive the same rows, so all reach the same verdict:
 
-1. Participants that hold the job's state and have already committed a step decide. If there are none, all participants
-   that hold the state decide. If no participant holds the state, all participants decide.
-2. The right announcement is the most frequent one among the deciding participants. A tie is resolved by the frequency
-   among all participants, then by the number of steps that a deciding participant has committed since it joined, then
-   by the lowest replica_rank.
+1. Participants that hold the job's state and have already committed a step decide. If there are none, all
+   participants that hold the state decide. If no participant holds the state, all participants decide.
+2. The right announcement is the most frequent one among the deciding participants. A tie is resolved by the
+   frequency among all participants, then by the number of steps that a deciding participant has committed since it
+   joined, then by the lowest replica_rank.
 3. A participant with any other announcement is at fault.
 
 A row also carries values that may differ: flags that all participants must know before the collective, and a small
@@ -35,7 +35,7 @@ PAYLOAD_WORDS = 3
 
 
 class Kind(IntEnum):
-    """Kind of an announcement, as described in `Announced`. NONE, a row of zeros, announces nothing."""
+    """Kind of an announcement (see `Announced`). NONE, a row of zeros, means that the participant announces nothing."""
 
     NONE = 0
     REDUCE = 1
@@ -73,7 +73,7 @@ def standing_of(*, heals: bool, max_step: int, has_trained: bool) -> Standing:
 
 
 class Announced(NamedTuple):
-    """Announcement that a participant sends before a collective or with an exchange, depending on its kind.
+    """Announcement of a participant.
 
     REDUCE announces a collective, and END the end of the step. GATHER exchanges values between two steps. STATE and
     GRADIENTS compare digests, and OPTIONS compares options that must agree. DRAW compares the source of the batches.
@@ -309,9 +309,9 @@ class Divergences:
     _equal: int = 0
 
     def compared(self, wrong: Sequence[str], windows: int) -> int:
-        """Record a comparison. Return the highest count of the participants that differed, or 0 if none did.
+        """Record a comparison in which the participants `wrong`, if any, differed. Return their highest count, or 0.
 
-        `wrong` contains the names of these participants. A full round has `windows` comparisons.
+        A full round has `windows` comparisons.
         """
         if not wrong:
             self._equal += 1

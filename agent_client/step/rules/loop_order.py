@@ -9,9 +9,8 @@ If a forward pass will begin the step anyway, zero_grad() does not begin it, whi
 Otherwise the first call decides: if the loop has computed before, zero_grad() is at the end of the loop.
 
 A script may abandon a step, for example because it catches an exception or the loss is NaN, and continue with another
-forward pass. A script that accumulates gradients, makes two passes per step (SAM) or computes several outputs for one
-loss also makes another forward pass, but in the same step. `PassOrder` distinguishes the two by the order of the passes
-in earlier, committed steps.
+forward pass. But so does a script that accumulates gradients, makes two passes per step (SAM) or computes several
+outputs for one loss. `PassOrder` distinguishes these cases by what the script did in committed steps.
 """
 
 from collections.abc import Sequence
@@ -43,7 +42,7 @@ class StepPart(Protocol):
         ...
 
     def abandon_backward(self) -> None:
-        """Abandon a backward pass that has begun to reduce. Raise AgentError if others are waiting for the rest."""
+        """Abandon a backward pass that has begun to reduce. Raise AgentError if other ranks in the group need it."""
         ...
 
     def share_buffers(self) -> None:
@@ -81,13 +80,13 @@ class ZeroGradOrder:
 class PassOrder:
     """Detects, from the forward passes of one module, that the script has abandoned a step without a vote.
 
-    Nothing is detected before the first committed step. A false detection costs one attempt: when the step is retried,
-    the script may reset its gradients again, or make twice as many forward passes, without being suspected. A pattern
-    that occurs in a committed step is treated as normal from then on.
+    Nothing is detected before the first committed step. A false detection costs one attempt: when the step is
+    retried, the script may reset its gradients again, or make twice as many forward passes, without being suspected.
+    A pattern that occurs in a committed step is treated as normal from then on.
     """
 
     counts: bool = True
-    """Whether forward passes are counted. This requires that each pass knows in advance whether it will reduce."""
+    """True if forward passes are counted. This requires that each pass knows in advance whether it will reduce."""
     has_reduced: bool = False
     """True once a backward pass of this module has reduced gradients in this step."""
     _ended: int = -1
@@ -103,8 +102,7 @@ class PassOrder:
     def sync(self, *, step: int, ended: int, was_committed: bool) -> None:
         """Reset the counts if an attempt at a step has ended since the last call.
 
-        `step` is the current step, and `ended` the number of attempts that have ended so far. `was_committed` is True
-        if the last of these attempts was committed.
+        `ended` is the number of attempts that have ended, and `was_committed` is the result of the last one.
         """
         self._step = step
         if ended == self._ended:

@@ -70,7 +70,7 @@ class StepMachine:
     commits: int = 0
     ended: int = 0
     moves: int = 0
-    """Number of forward passes, reductions and votes so far."""
+    """Number of forward passes, reductions and votes of this process."""
     accumulates: bool = False
     """True if the last forward pass only accumulates gradients, so its backward pass reduces nothing."""
     may_heal: bool = True
@@ -336,7 +336,7 @@ class Applying:
             self._committed = None
 
     def begins(self, may_skip: Callable[[], bool]) -> str:
-        """Check at the beginning of a step that the last commit was applied. Return what is missing, or "".
+        """Check at the beginning of a step that the last commit was applied. Return the error text, or "".
 
         `may_skip` returns whether a GradScaler may skip steps. It is slow, so it is called only if an optimizer step is
         missing, and never again once it has returned True.

@@ -85,10 +85,10 @@ class Patience:
     """Decides whether a rank retries after its request for a quorum has been refused.
 
     1. If no later request can succeed, the rank exits immediately.
-    2. If a later request may succeed (another process with the same name is still alive, or a quorum was revoked before
-       its first step), the rank exits after `limit` consecutive refusals of this kind.
-    3. A rank that is waiting for more groups, for the lighthouse or for a restarting manager never exits. The wait and
-       its reason are logged regularly.
+    2. If a later request may succeed (another process with the same name is still alive, or a quorum was revoked
+       before its first step), the rank exits after `limit` consecutive refusals of this kind.
+    3. A rank that is waiting for more groups, for the lighthouse or for a restarting manager never exits. The wait
+       and its reason are logged regularly.
     """
 
     def __init__(self, limit: int) -> None:

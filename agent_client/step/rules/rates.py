@@ -26,7 +26,7 @@ class Commit(NamedTuple):
 
 @dataclass(slots=True)
 class StepRates:
-    """Number and duration of the steps that one rank has committed after its commit `first`."""
+    """Number and duration of the steps that a rank has committed after its commit `first`."""
 
     first: Commit
     last: Commit

@@ -1,4 +1,4 @@
-"""Computes which microbatches of a step a replica group computes. All participants reach consistent results.
+"""Decides which microbatches of a step a replica group computes, consistently on all participants.
 
 This module does no I/O. A step consists of microbatches, each computed by all ranks in one group. The step's gradients
 are the sum over the groups that count, divided by `divisor`. *Contributors* are the participants that hold the current
@@ -68,8 +68,8 @@ class WorldSize:
     def share(self, assignment: Assignment | None, counts: Sequence[int] = ()) -> Share:
         """Return this group's share of the step. Without a quorum, the group does not count.
 
-        `counts` is a result of shares(): the number of microbatches of each contributor. It is ignored if the number
-        of contributors or of microbatches has changed since.
+        `counts` is a result of shares(): the number of microbatches of each contributor. It is ignored if the number of
+        contributors or of microbatches has changed since.
         """
         if assignment is None:
             return Share((0,), 1, counts=False)
