@@ -30,6 +30,8 @@ def empty_bytes(size: int) -> torch.Tensor:
 
 def copy_of(tensor: torch.Tensor) -> torch.Tensor:
     """Return a copy of `tensor` in separate CPU memory. `tensor` must not require a gradient."""
+    if tensor.itemsize == 1 and tensor.dtype is not torch.uint8:  # older versions of torch cannot copy float4_e2m1fn_x2
+        return copy_of(tensor.view(torch.uint8)).view(tensor.dtype)
     if tensor.nbytes < HUGE_PAGE_BYTES or tensor.is_conj() or tensor.is_neg():
         return tensor.to("cpu", copy=True)
     copied = empty_bytes(tensor.nbytes).view(tensor.dtype).as_strided(tensor.shape, kept_strides(tensor))
