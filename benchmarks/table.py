@@ -34,6 +34,8 @@ OPTIONS: Mapping[str, Sequence[str]] = {
     "quorum_round": ("--sizes", "10,1000"),
     "heal": ("--gib", "1"),
     "step_time": (),
+    "keepers": ("--kills", "20", "--blocks", "1"),
+    "stragglers": (),
 }
 """Options of each benchmark."""
 
@@ -113,6 +115,17 @@ def _added(report: Report) -> tuple[str, str | None]:
     return _pair(found, "ours", "torchft", 1)
 
 
+def _lost(report: Report) -> tuple[str, str]:
+    killed = report["keep_every_1"]["kills"]
+    again_s = statistics.median(each["again_s"] for each in killed)
+    return f"at most {max(each['lost'] for each in killed)}, and {again_s:.2f} s", "all since the last checkpoint"
+
+
+def _slow(report: Report) -> tuple[str, str]:
+    found = {row["shares_by_speed"]: row["ideal_s"] / row["step_s"] for row in report["results"]}
+    return f"{found[True]:.2f}", f"{found[False]:.2f}"
+
+
 ROWS = (
     Row(
         "A group is killed: time until the other groups commit a step",
@@ -173,6 +186,21 @@ ROWS = (
     ),
     Row("Copy of 1 GiB of state to a returning group over loopback", "heal", "healing", "torchft", _heal),
     Row("Time per DDP step in addition to torch's DDP", "step_time", "the-same-on-a-quiet-machine", "torchft", _added),
+    Row(
+        "All ranks of all groups are killed, with `--keep-every 1`: steps lost, and time until training again without the "
+        "import of torch",
+        "keepers",
+        "all-groups-die",
+        "without `--keep-every`",
+        _lost,
+    ),
+    Row(
+        "One of four groups is three times slower: throughput, divided by the ideal",
+        "stragglers",
+        "a-slow-group",
+        "without `share_by_speed`",
+        _slow,
+    ),
 )
 """The claims; README.md shows the first ones. Times are medians, except for the three kills of torchrun nodes."""
 

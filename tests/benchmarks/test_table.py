@@ -50,6 +50,13 @@ def reports(*, with_torchft: bool) -> dict[str, dict[str, Any]]:
         },
         "heal": {"results": [{"kind": k, "seconds_per_gib": {"median": s}} for k, s in heals[theirs]]},
         "step_time": {"results": added if with_torchft else {"ours": added["ours"]}},
+        "keepers": {"keep_every_1": {"kills": [{"lost": n % 2, "again_s": 0.7 + n / 100} for n in range(3)]}},
+        "stragglers": {
+            "results": [
+                {"shares_by_speed": shares, "step_s": step_s, "ideal_s": 1.9}
+                for shares, step_s in ((False, 5.0), (True, 2.0))
+            ]
+        },
     }
     if not with_torchft:
         found["recovery"]["results"] = recovery(OURS, 0.061)
@@ -74,12 +81,14 @@ def test_the_cells_are_the_medians_of_the_reports() -> None:
         ["1000.0 ms", "torchft: 2000.0 ms"],
         ["0.32 s", "torchft: 0.30 s, without checksums"],
         ["4.2 ms", "torchft: 7.2 ms"],
+        ["at most 1, and 0.71 s", "without `--keep-every`: all since the last checkpoint"],
+        ["0.95", "without `share_by_speed`: 0.38"],
     ]
 
 
 def test_without_torchft_its_cells_say_so() -> None:
     found = cells(reports(with_torchft=False))
-    assert [other for _, other in found].count("not measured") == len(ROWS) - 2
+    assert [other for _, other in found].count("not measured") == len(ROWS) - 4
     assert [ours for ours, _ in found] == [ours for ours, _ in cells(reports(with_torchft=True))]
 
 
