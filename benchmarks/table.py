@@ -187,8 +187,8 @@ ROWS = (
     Row("Copy of 1 GiB of state to a returning group over loopback", "heal", "healing", "torchft", _heal),
     Row("Time per DDP step in addition to torch's DDP", "step_time", "the-same-on-a-quiet-machine", "torchft", _added),
     Row(
-        "All ranks of all groups are killed, with `--keep-every 1`: steps lost, and time until training again without the "
-        "import of torch",
+        "All ranks of all groups are killed, with `--keep-every 1`: steps lost, and time until training again without "
+        "the import of torch",
         "keepers",
         "all-groups-die",
         "without `--keep-every`",
