@@ -432,7 +432,7 @@ class HeadHost(HostSupervisor):
             await self._daemon.leave(then.why)
         while (left_s := self._save_left_s) > 0 and not self._over.done():
             await asyncio.wait((self._over,), timeout=left_s)
-        self.feed(then)
+        self.feed(replace(then, grace_s=self._exit_left_s))
 
     @property
     def _is_preempted(self) -> bool:
@@ -444,12 +444,16 @@ class HeadHost(HostSupervisor):
             return 0.0
         return self._preemption.save_left_s
 
+    @property
+    def _exit_left_s(self) -> float:
+        return self._preemption.exit_left_s if self._preemption is not None else 0.0
+
     def _manager_ended(self, status: int) -> None:
         """Handle the exit of the manager. If the ranks may still have to save a checkpoint, wait for that first."""
         if status == 0 and (left_s := self._save_left_s) > 0:
             self._loop.call_later(left_s, self._manager_ended, status)
         else:
-            self._driver.manager_ended(status)
+            self._driver.manager_ended(status, self._exit_left_s)
 
     # -- Group, for the driver
 
