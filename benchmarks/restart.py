@@ -160,7 +160,7 @@ def comeback(lines: Iterator[str], faults: int, ranks: int) -> Comeback:
 
 
 @benchmark("Seconds instead of minutes: two kills.")
-@click.option("--runs", default=20, show_default=True, help="How many kills; and five times as many faults in process.")
+@click.option("--runs", default=20, show_default=True, help="Kills; in process, five times as many faults.")
 def main(runs: int, quick: bool, check: bool, path: Path | None) -> None:
     """Measure restarts of training in process, by torchrun, and by a supervisor."""
     machine = show_machine()
