@@ -62,7 +62,8 @@ class TestTaken:
     )
     def test_unless_it_has_its_own(self, port: int, torchrun: Torchrun | None, option: str, less: int) -> None:
         """torchrun's own --master-port precedes the supervisor's."""
-        said = refusal(launch(0, torchrun, **{option: port - less}))
+        given: dict[str, Any] = {option: port - less}
+        said = refusal(launch(0, torchrun, **given))
         [store] = re.findall(r"^--store-port: .* start this one with --store-port (\d+)$", said)
         check_ports(launch(0, store_port=int(store)))
 
