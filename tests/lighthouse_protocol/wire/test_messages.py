@@ -87,6 +87,7 @@ def test_of_any_bytes_a_message_is_read_or_refused(codec: Any, cls: type[Any], r
 def test_a_newer_version_s_kind_of_message_is_skipped(stream: Stream[Any]):
     assert stream.read(stream.schema.FromString(field(1023, b""))) is None
 
+
 @pytest.mark.parametrize(
     ("message", "read"),
     [

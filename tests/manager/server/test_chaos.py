@@ -246,7 +246,10 @@ def test_faults_in_the_rank(kind: FaultKind) -> None:
         (FaultOrder(1, CUT, 0, 5.0), "cut hits the manager"),
         (FaultOrder(1, NAN, None, 5.0), "nan hits one rank"),
         (FaultOrder(1, OOM, None), "oom hits one rank"),
-        (FaultOrder(1, "clock", 0, 5.0), "kind: 'clock' is unknown to the manager of replica group a, which knows kill, stop"),
+        (
+            FaultOrder(1, "clock", 0, 5.0),
+            "kind: 'clock' is unknown to the manager of replica group a, which knows kill, stop",
+        ),
     ],
 )
 def test_a_manager_refuses_the_orders_of_a_newer_lighthouse(order: FaultOrder, words: str) -> None:
