@@ -116,17 +116,3 @@ def test_sigterm_in_a_pod_is_a_notice_and_the_last_group_saves(own_lighthouse: L
         assert a.stop() == 143
         [saved] = (tmp_path / "a").glob("step-*")
         assert int(saved.name.split("-")[1]) == last_commit(a, 1)
-
-
-def test_a_script_without_an_agent_gets_sigterm_and_the_time_that_is_left(
-    own_lighthouse: Lighthouse, tmp_path: Path
-) -> None:
-    script = "trap 'sleep 1.5; echo saved; exit 0' TERM; echo runs; while :; do sleep 0.05; done"
-    options = ("--preemption", f"file={tmp_path}/notice", "--termination-grace", "500ms")
-    with Supervisor(own_lighthouse.address, *options, command=script) as supervisor:
-        supervisor.wait_for_log("runs")
-        (tmp_path / "notice").write_text("60")
-        assert supervisor.wait() == 143
-        assert re.search(r"no Agent is connected: the ranks receive SIGTERM, and have 5\d s", supervisor.log())
-        assert "leaves after its step" not in supervisor.log()
-        assert "saved" in supervisor.log()
