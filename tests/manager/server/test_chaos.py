@@ -256,6 +256,7 @@ def test_a_manager_refuses_the_orders_of_a_newer_lighthouse(order: FaultOrder, w
     stage = Stage()
     stage.received(order)
     [report] = stage.link.sent
+    assert isinstance(report, FaultReport)
     assert report.number == 1
     assert isinstance(report.error, InvalidRequest)
     assert words in str(report.error)
