@@ -48,14 +48,15 @@ time to exit."""
 _BRIEF_MODULES = frozenset(
     {"multiprocessing.reduction", "multiprocessing.resource_sharer", "torch.multiprocessing.reductions"}
 )
+_BRIEF_NAMES = frozenset({"__del__", "__enter__", "__exit__"})
 _BRIEF = frozenset(
     {
         ("logging", "acquire"),
+        ("logging", "release"),
         ("multiprocessing.popen_fork", "_launch"),
         ("multiprocessing.popen_forkserver", "_launch"),
         ("multiprocessing.popen_spawn_posix", "_launch"),
         ("multiprocessing.util", "__call__"),
-        ("threading", "__enter__"),
         ("torch.utils.data.dataloader", "__init__"),
         ("weakref", "__call__"),
     }
@@ -107,7 +108,7 @@ class InterruptibleSection:
         """Raise Interruption in the function, unless the function is running code that must complete.
 
         Such code is an import, because the module would be unusable in the next attempt; code that passes on a file
-        descriptor or a process, which would leak; or code that takes a lock, which would stay locked.
+        descriptor or a process, which would leak; or code that takes or frees a lock, which would stay locked.
 
         Returns:
             Whether the exception was delivered, or the signal was sent whose handler may raise it. False also within
@@ -148,9 +149,9 @@ class InterruptibleSection:
             code = frame.f_code
             if code.co_filename == _IMPORTLIB or is_uninterrupted(code):
                 return True
-            # A finalizer would swallow the exception. Other brief code passes on a descriptor or takes a lock.
+            # A finalizer would swallow the exception. Other brief code passes on a descriptor, or takes or frees locks.
             module, name = frame.f_globals.get("__name__"), code.co_name
-            is_brief = name == "__del__" or module in _BRIEF_MODULES or (module, name) in _BRIEF
+            is_brief = name in _BRIEF_NAMES or module in _BRIEF_MODULES or (module, name) in _BRIEF
             if spares_brief and is_brief:
                 return True
             frame = frame.f_back

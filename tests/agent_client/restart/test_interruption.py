@@ -213,6 +213,29 @@ def test_no_lock_stays_taken(is_main: bool) -> None:
     assert free == [True] * rounds
 
 
+def test_a_with_block_is_entered_and_left_whole() -> None:
+    section, done = InterruptibleSection(), list[str]()
+
+    class Block:
+        def __enter__(self) -> None:
+            section.interrupt()
+            done.append("entered")
+
+        def __exit__(self, *_: object) -> None:
+            section.interrupt()
+            done.append("left")
+
+    def function() -> None:
+        with Block():
+            pass
+        while True:
+            section.interrupt()
+
+    with pytest.raises(Interruption):
+        section.run(function, never)
+    assert done == ["entered", "left"]
+
+
 class Finalized:
     """What a DataLoader's iterator does: its workers are told to end, and waited for."""
 
