@@ -190,7 +190,7 @@ class CatchUpDriver:
         if action is CatchUpAction.RETURN:
             self._return(held, assignment, [kept.content for kept in first])
         if machine.is_catching_up:
-            owner.work_at(*machine.followed)
+            owner.work_at(*machine.peer_tag)
 
     @not_itself_compiled  # the optimizer may be compiled, so that kept steps run the same code as on the peers
     def apply(self) -> None:

@@ -45,12 +45,12 @@ LOG_INTERVAL_S = 1.0
 
 
 @contextmanager
-def logged(mark: HealMark, *, is_beside: bool = False) -> Generator[None]:
+def logged(mark: HealMark, *, is_catching_up: bool = False) -> Generator[None]:
     """Log the progress of the transfer in the `with` block. Then set `mark` to done or, after an exception, to failed.
 
-    If `is_beside`, the log lines say that the rank is catching up.
+    If `is_catching_up`, the log lines say that the rank is catching up.
     """
-    heal, is_over = GroupHeal(settled_s=0.0, is_beside=is_beside), threading.Event()
+    heal, is_over = GroupHeal(settled_s=0.0, is_catching_up=is_catching_up), threading.Event()
 
     def log_progress() -> None:
         now = time.monotonic()
@@ -168,14 +168,14 @@ class BackgroundFetch:
 
     def _run(self) -> None:
         try:
-            self.received.set_result(_run_logged(self._fetch, self._mark, self._activity, is_beside=True))
+            self.received.set_result(_run_logged(self._fetch, self._mark, self._activity, is_catching_up=True))
         except Exception as e:  # noqa: BLE001  CatchUpDriver polls `received`
             self.received.set_exception(e)
 
 
-def _run_logged(fetch: Fetch, mark: HealMark, activity: Activity, *, is_beside: bool = False) -> dict[str, Any]:
+def _run_logged(fetch: Fetch, mark: HealMark, activity: Activity, *, is_catching_up: bool = False) -> dict[str, Any]:
     began_at = time.monotonic()
-    with logged(mark, is_beside=is_beside):
+    with logged(mark, is_catching_up=is_catching_up):
         received = fetch.run()
     activity.heal_received(time.monotonic() - began_at, size_bytes(received["train"]))
     return received
@@ -278,7 +278,7 @@ class Healing:
         if fetch is not None:
             fetch.cancel(reason)
         if ended >= self._quorum_id:
-            self._server.cut_off()
+            self._server.disconnect_readers()
 
     def close(self) -> None:
         self.revoke(None, "the Agent was closed")

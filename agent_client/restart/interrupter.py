@@ -157,12 +157,12 @@ def _listen() -> bool:
         return False
     found = signal.getsignal(WAKE_SIGNAL)
     if found is signal.SIG_DFL:
-        signal.signal(WAKE_SIGNAL, _woken)
+        signal.signal(WAKE_SIGNAL, _ignore_signal)
         return True
-    return found is _woken
+    return found is _ignore_signal
 
 
-def _woken(number: int, frame: FrameType | None) -> None:
+def _ignore_signal(number: int, frame: FrameType | None) -> None:
     """Do nothing. Running any Python handler is enough to make the interpreter raise a delivered exception."""
 
 
@@ -213,10 +213,10 @@ class ProcessGroups:
                 if open_groups is not None:
                     open_groups.abort_all()
 
-    def have_lost_a_peer(self) -> bool:
+    def has_lost_peer(self) -> bool:
         """Return whether a process group has lost a peer, which may have caused the function's exception."""
         open_groups = sys.modules.get("agent_client.collectives.group_spec")
-        return open_groups is not None and open_groups.have_lost_a_peer()
+        return open_groups is not None and open_groups.has_lost_peer()
 
     def recover(self) -> None:
         if self._torch is not None:

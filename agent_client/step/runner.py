@@ -32,7 +32,7 @@ from agent_client.step.config import AgentConfig
 from agent_client.step.rendezvous import GroupPlace
 from agent_client.step.rules.comparison import Flag, join_names
 from agent_client.step.rules.machine import StepMachine
-from agent_client.step.rules.news import Loss, Patience, StepNews
+from agent_client.step.rules.news import Loss, RetryPolicy, StepNews
 from agent_client.step.script_check import may_skip
 from lighthouse_protocol.limits import cut_reason
 from lighthouse_protocol.messages.chaos import FaultKind
@@ -73,7 +73,7 @@ class StepRunner:
         """True if a step's quorum is requested when the step begins, instead of with the vote on the previous step. A
         group that heals in such a step contributes zeros, because it has computed nothing for the step."""
         self.attempt = StepAttempt(machine, manager, self.peers, config)
-        self._patience = Patience(config.max_consecutive_discards)
+        self._patience = RetryPolicy(config.max_consecutive_discards)
         self.comparison = Comparison(machine, manager, self.peers, self.attempt, config, self.progress)
         self._nonfinite = ""
         """Description of the gradient that was not finite in this step, or an empty string."""
@@ -91,7 +91,7 @@ class StepRunner:
             assignment = self._request_quorum()
         self._log_for_group(self._news.pop_overdue(time.monotonic()))
         if isinstance(assignment, LighthouseError):
-            return machine.got_no_quorum(str(assignment))
+            return machine.record_quorum_failure(str(assignment))
         machine.accept_assignment(assignment)
         self.progress.numbers.begin_quorum(assignment.quorum_id, reductions_before)
         log_quorum(self.last, assignment)
@@ -106,7 +106,7 @@ class StepRunner:
             self.manager.asks_ahead = not assignment.catches_up
         if (reason := self._find_revocation(assignment)) is not None:
             return machine.fail_step(reason)
-        if machine.cannot_heal and machine.distrust is not None:
+        if machine.has_no_heal_source and machine.distrust is not None:
             raise AgentError(f"{machine.distrust.text}; no other group has a state to heal from: {RESTART}")
         if machine.is_unhealed and machine.distrust is not None:
             # The other ranks in the group have already begun this step, so finish it and vote no.
@@ -155,7 +155,7 @@ class StepRunner:
                 if manager_process is not None and not manager_process.is_alive:
                     raise AgentError("the group's manager ended; restart the group") from e
                 is_alive = self.manager.check_alive(e)
-                if news := patience.pop_news(e, time.monotonic()):
+                if news := patience.pop_log_line(e, time.monotonic()):
                     log.error("step %d: %s", self.machine.step, news)
                 time.sleep(patience.backoff_s)
                 if is_alive:
@@ -281,7 +281,7 @@ class StepRunner:
         if divides_first:
             tensor /= self.machine.share.divisor
         with self.collective(entry, "all_reduce", tensor.shape, within_group=False):
-            is_announced = comparison.next_is_announced(tensor, name)
+            is_announced = comparison.is_next_announced(tensor, name)
             if not is_announced:
                 wrong = comparison.announce_reduction(tensor, name, flags, following)
                 if wrong is None or (wrong and not self._reject(name, wrong)):
@@ -317,7 +317,7 @@ class StepRunner:
         self._nonfinite = f"{what} is not finite" + (f" ({name})" if name else "") + self.samples_text()
         if own in (wrong or assignment.replica_ids[:1]):
             self.progress.activity.reject(assignment.max_step, cut_reason(self._nonfinite), is_own=bool(wrong))
-        self.machine.erred(self._nonfinite)
+        self.machine.record_error(self._nonfinite)
         return False
 
     def samples_text(self) -> str:
@@ -406,7 +406,7 @@ class StepRunner:
             return self._log_for_group(self._news.lost(Loss(*lost, machine.step, failed_at)))
         self._log_for_group(self._news.flush())
         text = f"step {machine.step} discarded: {reason}"
-        # Without a quorum, the step is repeated immediately, and Patience logs regularly what the rank is waiting for.
+        # Without a quorum, the step is repeated immediately, and RetryPolicy logs what the rank is waiting for.
         is_news = assignment is not None or text != self._last_discard
         log.log(logging.WARNING if is_news else logging.DEBUG, "%s", text)
         self._last_discard = text
@@ -415,7 +415,7 @@ class StepRunner:
         waits_for_healing = assignment.has_healing and assignment.replica_rank not in assignment.healing
         if waits_for_healing and not machine.has_erred:
             return None  # the failure was in the other ranks' transfer
-        machine.faulted()
+        machine.count_fault()
         if machine.faults >= self.config.max_consecutive_discards:
             names = ", ".join(assignment.replica_ids)
             raise AgentError(

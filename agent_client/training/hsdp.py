@@ -85,7 +85,7 @@ class _ShardedPart:
         self.pass_order = PassOrder(counts=False)  # it is unknown in advance which microbatches will reduce
 
     @property
-    def begins_steps(self) -> bool:
+    def can_begin_step(self) -> bool:
         return self._module.training
 
     has_abandoned = False

@@ -99,7 +99,8 @@ class FaultTolerantOptimizer(Optimizer):
         the step.
         """
         internals = self._agent.internals
-        if self._order.zeroes(has_computed=internals.machine.has_computed, forward_begins=internals.forward_begins):
+        has_computed, can_forward_begin = internals.machine.has_computed, internals.can_forward_begin
+        if self._order.should_begin_step(has_computed=has_computed, can_forward_begin=can_forward_begin):
             self._agent.start_quorum()
         self.wrapped.zero_grad(set_to_none)
 

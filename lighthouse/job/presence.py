@@ -350,7 +350,7 @@ class Presence:
                 )
         error = self._check_caller(event.participant, now, session=event.session)
         if error is None and event.session is not None and self.sessions[event.session].drains:
-            return _drains(event.participant.replica_id)
+            return _drained_error(event.participant.replica_id)
         if error is not None or self.job_end.step is None:
             return error
         return self.job_end.check_late_group(event.participant, self._other_live_groups(event.participant.replica_id))
@@ -642,7 +642,7 @@ class Presence:
             member.drains = levels.drains
             self._job.update_counts(member)
         if levels.drains and member.call is not None:
-            self._job.emit(events.JoinRefused(member.call, _drains(name)))
+            self._job.emit(events.JoinRefused(member.call, _drained_error(name)))
             self._drop_join(member, now)
         if levels.down or not member.down:  # a group that is down is starting until it joins
             member.is_starting = levels.down in (STARTING, RESTARTING)
@@ -700,5 +700,5 @@ def staying_groups(groups: Iterable[Group]) -> set[str]:
     }
 
 
-def _drains(replica_id: str) -> Drained:
+def _drained_error(replica_id: str) -> Drained:
     return Drained(f"{replica_id} drains; it is in no further quorum")

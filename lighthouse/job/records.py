@@ -390,7 +390,7 @@ class Supervisor:
 
 
 @dataclass(frozen=True, slots=True)
-class Former:
+class PreviousLaunch:
     """The previous launch of the run, which was completed in generation `number`."""
 
     number: int
@@ -418,7 +418,7 @@ class RunRecord:
     """Number of the generation that completed the run, or None."""
     supervisors: tuple[Supervisor, ...] = ()
     excluded: tuple[ExcludedHost, ...] = ()
-    former: Former | None = None
+    former: PreviousLaunch | None = None
     ending: Mapping[str, str] = field(default_factory=dict[str, str])
     """Reason of the stop that each supervisor received, by the supervisor's incarnation."""
     failed_at: tuple[float, ...] = ()

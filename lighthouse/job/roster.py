@@ -23,7 +23,7 @@ from operator import attrgetter
 
 from lighthouse.job.events import (
     GridChanged,
-    MemberBack,
+    MemberReturned,
     MemberForgotten,
     MemberJoined,
     MemberLost,
@@ -225,7 +225,7 @@ class Job:
             member = self._add_group(participant.replica_id, participant.incarnation, now)
             self._schedule_check(member, now)
         if member.down:
-            self.emit(MemberBack(member.replica_id, "all its ranks are connected"))
+            self.emit(MemberReturned(member.replica_id, "all its ranks are connected"))
             self.emit(GridChanged())
         member.has_missed, member.down, member.is_starting = False, "", False
         if member.missing is not NO_RANKS:
@@ -254,7 +254,7 @@ class Job:
         member.seen_at = now
         if not member.is_alive:
             member.is_alive = True
-            self.emit(MemberBack(member.replica_id, "is back"))
+            self.emit(MemberReturned(member.replica_id, "is back"))
             self.emit(GridChanged())
             self.update_counts(member)
             self._schedule_check(member, now)

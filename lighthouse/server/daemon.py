@@ -140,7 +140,7 @@ class LighthouseDaemon:
                 control=HttpControl(guard, page_acts(service, runs, incidents, security.audit)),
                 incident=lambda name, call: to_document(incidents.find(name, call)),
                 log=recent_lines,
-                redirect=self._elsewhere,
+                redirect=self._leader_redirect,
             )
         )
         self._repeating: tuple[asyncio.Task[None], ...] = ()
@@ -366,7 +366,7 @@ class LighthouseDaemon:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    def _elsewhere(self) -> LeaderRedirect | None:
+    def _leader_redirect(self) -> LeaderRedirect | None:
         if self._shared is None or (refusal := self._shared.refusal()) is None:
             return None
         status = self._shared.status()

@@ -372,7 +372,7 @@ def _leader(found: tuple[KeyValue, ...]) -> Leader | None:
     """Parse the leader's key. Return None if it does not exist.
 
     Raises:
-        Damaged: If the key cannot be parsed, for example because another program wrote it. No lighthouse can then
+        DamagedRecord: If the key cannot be parsed, for example because another program wrote it. No lighthouse can then
             become the leader.
     """
     if not found:
@@ -380,4 +380,4 @@ def _leader(found: tuple[KeyValue, ...]) -> Leader | None:
     try:
         return parse(found[0].value)
     except ValueError as e:
-        raise store.Damaged(found[0].key, str(e)) from e
+        raise store.DamagedRecord(found[0].key, str(e)) from e

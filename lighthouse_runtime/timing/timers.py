@@ -58,7 +58,7 @@ class DeadlineTimer:
 # Conditions that are logged only if they last.
 
 
-class SustainedNotice:
+class DelayedAlert:
     """Reports when a condition has lasted for `after_s` seconds, and when such a condition ends."""
 
     def __init__(self, timers: Timers, report: Callable[[str], None], after_s: float) -> None:

@@ -53,7 +53,7 @@ from lighthouse_protocol.rules.quorum_change import CHECKED_EVERY_S, QuorumWait
 from lighthouse_protocol.rules.stall import GroupProgress, Limits, Process, StallVerdict
 from lighthouse_runtime.log_event import event
 from lighthouse_runtime.ports import Peer, Reply, Timer, Timers
-from lighthouse_runtime.timing.timers import DeadlineTimer, LoopLag, StallWatch, SustainedNotice
+from lighthouse_runtime.timing.timers import DeadlineTimer, LoopLag, StallWatch, DelayedAlert
 from manager.group import events
 from manager.group.counts import GroupStatus, describe_missing
 from manager.group.events import PendingVote, QuorumRequest
@@ -100,7 +100,7 @@ class RankNotices:
         self._wait = QuorumWait()
         self._reason = ""  # the last reason that was sent to the ranks
         self._timer = DeadlineTimer(self._check_wait, timers)
-        self._incomplete = SustainedNotice(timers, self._report_missing, INCOMPLETE_LOGGED_AFTER_S)
+        self._incomplete = DelayedAlert(timers, self._report_missing, INCOMPLETE_LOGGED_AFTER_S)
 
     def send_notices(self, watch: Watch) -> None:
         if self.world is not None:
@@ -215,7 +215,7 @@ class GroupProgressDriver:
             watch.is_newest = False
             self._progress.remove_rank(watch.hello.group_rank)
 
-    def was_late(self, by_s: float) -> None:
+    def handle_pause(self, by_s: float) -> None:
         """Do not count a pause of this process as time without progress. Call this before a verdict."""
         self._progress.add_pause(by_s, self._clock())
 
@@ -290,7 +290,7 @@ class EvidenceSource(Protocol):
     def close(self) -> None: ...
 
 
-Outcome = events.RankGivenUp | events.GroupGivenUp | events.Killed | events.HasLeft | PreemptionNoted
+Outcome = events.RankGivenUp | events.GroupGivenUp | events.Killed | events.GroupLeft | PreemptionNoted
 Answer = tuple[Assignment, Quorum | None]
 """Answer to a request for a quorum: the rank's assignment, and the quorum, or None if it is a grant."""
 
@@ -365,7 +365,7 @@ class GroupDriver:
         self._closed: LighthouseError | None = None
         self._logged_quorum_id: int | None = None
         self._preemption: PreemptionReport | None = None
-        self._lag.listen(self.was_late)
+        self._lag.listen(self.handle_pause)
 
     @property
     def me(self) -> Participant:
@@ -382,13 +382,13 @@ class GroupDriver:
     def status(self) -> GroupStatus:
         return self.machine.status()
 
-    def was_late(self, by_s: float) -> None:
+    def handle_pause(self, by_s: float) -> None:
         """Postpone all timeouts by the `by_s` seconds for which this process was paused.
 
         Call this before any event that arrived during the pause.
         """
-        self._progress.was_late(by_s)
-        self._feed(events.WasLate(by_s))
+        self._progress.handle_pause(by_s)
+        self._feed(events.ProcessPaused(by_s))
 
     # -- calls of ranks
 
@@ -438,7 +438,7 @@ class GroupDriver:
         same quorum.
         """
         secret = self.machine.secret_of(quorum_id)
-        if self.machine.proves_itself and not is_proven(proof, secret, ADDRESS_WORD, quorum_id, group_rank):
+        if self.machine.is_proof_required and not is_proven(proof, secret, ADDRESS_WORD, quorum_id, group_rank):
             raise NotPermitted(
                 f"quorum_id: only members of its quorum may learn where {self.machine.group.me.replica_id} serves its "
                 "state, and the caller does not prove that it is a member"
@@ -677,7 +677,7 @@ class GroupDriver:
                     self._notices.update_world(world)
                 case events.EvidenceWanted(request):
                     self._evidence.collect_evidence(request, lambda: self._progress.view(self._clock()))
-                case events.HasLeft(reason):
+                case events.GroupLeft(reason):
                     log.info("left the job: %s", reason, extra=event("left"))
                     self._report(effect)
         self._timer.set(self.machine.deadline())

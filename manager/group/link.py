@@ -1,8 +1,8 @@
 """The manager's connection to the lighthouse.
 
 `LighthouseLink` opens a new session whenever one ends, until the group has left. It chooses the lighthouse if there are
-several, and can move the session to a second connection if the first one is silent (see session.py). `Absence` limits
-how often an unreachable lighthouse is logged.
+several, and can move the session to a second connection if the first one is silent (see session.py). `UnreachableLog`
+limits how often an unreachable lighthouse is logged.
 """
 
 import asyncio
@@ -34,7 +34,7 @@ MAX_REMIND_S = 60.0
 FIRST_TRY_S = 0.5
 
 
-class Absence:
+class UnreachableLog:
     """Limits how often an unreachable lighthouse is logged.
 
     Each new reason is logged immediately. The same reason is logged again after REMIND_S, then at intervals that double
@@ -105,7 +105,7 @@ class LighthouseLink:
         self._was_reachable: bool | None = None
         self._is_leaving = False
         self._has_answered = False
-        self._absence = Absence()
+        self._absence = UnreachableLog()
 
     @property
     def address(self) -> str:

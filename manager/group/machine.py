@@ -36,7 +36,7 @@ from manager.group.counts import GroupStatus, StepCounts, describe_missing
 from manager.group.events import PendingVote, QuorumRequest
 from manager.group.presence import RankPresence
 from manager.group.records import ReplicaGroup
-from manager.group.requests import LEASE_SHARE, QuorumRequests, Verdict, decide_request, no_such_rank
+from manager.group.requests import LEASE_SHARE, QuorumRequests, Verdict, decide_request, unknown_rank_error
 from manager.group.session import ProgressReporter, SessionMachine
 from manager.group.votes import Votes
 
@@ -136,7 +136,7 @@ class GroupMachine:
         return self._secrets.get(quorum_id, "")
 
     @property
-    def proves_itself(self) -> bool:
+    def is_proof_required(self) -> bool:
         """Return whether a caller must prove that it is a member of the quorum before it learns a rank's address.
 
         This applies if all ranks are Agents, because clients of the bare RPCs have no quorum secret.
@@ -189,7 +189,7 @@ class GroupMachine:
                     self._leave_if_idle()
             case events.Received(message):
                 self._receive(message, now)
-            case events.WasLate(by_s):
+            case events.ProcessPaused(by_s):
                 self.watches.shift(by_s)
             case events.DrainAsked(reason, is_revocable):
                 self._draining, self.group.drains = self._draining or reason, True
@@ -218,7 +218,7 @@ class GroupMachine:
             self._has_ended = all(self.group.ranks[rank].is_dismissed for rank in self.watches.staying_ranks)
             if self._has_ended:
                 self._release()
-                self._add(events.HasLeft(self._why_over or self._session_end))
+                self._add(events.GroupLeft(self._why_over or self._session_end))
         self._note_changes(report.missing)
         return self.group.effects
 
@@ -227,7 +227,7 @@ class GroupMachine:
     def _handle_rank(self, event: events.RankEvent, now: float) -> None:
         match event:
             case QuorumRequest() | PendingVote() if not 0 <= event.group_rank < self.group.size:
-                self.group.refuse(event.call, no_such_rank(event.group_rank, self.group.size))
+                self.group.refuse(event.call, unknown_rank_error(event.group_rank, self.group.size))
             case QuorumRequest():
                 self.watches.record_request(event.group_rank)
                 self.watches.restart_timeout((event.group_rank,), now)
@@ -384,7 +384,7 @@ class GroupMachine:
                 self._open_step(now)
         else:
             self.counts.discarded(attempt.quorum_id, now, is_rank_lost=bool(rank_lost))
-            if self.requests.ends_by_discard(attempt.quorum_id):
+            if self.requests.should_end_on_discard(attempt.quorum_id):
                 self._give_up_quorum(rank_lost or "a step was discarded", now)
         for vote in votes:
             grant = self.requests.assignment(vote.group_rank, True) if has_grant else None

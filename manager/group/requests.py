@@ -28,23 +28,23 @@ from manager.group.records import GRANTING, Rank, ReplicaGroup, StandingQuorum
 
 def check_rank(group_rank: int, group_world_size: int) -> None:
     if not 0 <= group_rank < group_world_size:
-        raise no_such_rank(group_rank, group_world_size)
+        raise unknown_rank_error(group_rank, group_world_size)
 
 
-def no_such_rank(group_rank: int, group_world_size: int) -> InvalidRequest:
+def unknown_rank_error(group_rank: int, group_world_size: int) -> InvalidRequest:
     return InvalidRequest(
         f"is {group_rank}; the group has ranks 0 to {group_world_size - 1} (--group-world-size)", field="rank"
     )
 
 
-def _steps_differ(ask: QuorumRequest, other: QuorumRequest) -> Unrecoverable:
+def _step_mismatch_error(ask: QuorumRequest, other: QuorumRequest) -> Unrecoverable:
     return Unrecoverable(
         f"step: rank {ask.group_rank} is at step {ask.step} and rank {other.group_rank} at {other.step}; the ranks of "
         "a group advance together: restart the group, or load one checkpoint in all its ranks"
     )
 
 
-def no_state(ask: QuorumRequest, other: QuorumRequest, *, may_heal: bool) -> LighthouseError:
+def missing_state_error(ask: QuorumRequest, other: QuorumRequest, *, may_heal: bool) -> LighthouseError:
     """Build the error for ranks that cannot heal: `ask` and `other` hold different states, or `other`'s is unusable.
 
     `may_heal` means that a peer that can heal the ranks may still return. The error is then WrongState, so that the
@@ -251,13 +251,13 @@ def decide_request(group: ReplicaGroup, request: QuorumRequest, now: float) -> R
         return RequestDecision(verdict)
     if group.drains:
         return RequestDecision(Verdict.LEAVE, mode)
-    if (error := _invalid_step(rank, request)) is not None:
+    if (error := _step_error(rank, request)) is not None:
         return RequestDecision(Verdict.REFUSE, mode, error)
     others = [other for other in group.pending(is_gathering=True) if other.group_rank != request.group_rank]
     for other in others:
         # One of them is no Agent, so it cannot heal.
         if request.step != other.step and not (request.rank_incarnation and other.rank_incarnation):
-            return RequestDecision(Verdict.REFUSE_ALL, mode, _steps_differ(request, other))
+            return RequestDecision(Verdict.REFUSE_ALL, mode, _step_mismatch_error(request, other))
     return RequestDecision(Verdict.JOIN if len(others) == group.size - 1 else Verdict.GATHER, mode)
 
 
@@ -288,7 +288,7 @@ def _decide_grant(
     return Verdict.GRANT, None
 
 
-def _invalid_step(rank: Rank, request: QuorumRequest) -> LighthouseError | None:
+def _step_error(rank: Rank, request: QuorumRequest) -> LighthouseError | None:
     """Return an error if the request's step is malformed or earlier than the rank's last state, otherwise None."""
     try:
         check_count(request.step, "step")
@@ -420,7 +420,7 @@ class QuorumRequests:
         mine = answers[0].assignment
         is_behind = mine.heals or mine.place is None
         is_alone = len(quorum.participants) == 1
-        if not is_behind and (error := self._without_state(asks, is_alone=is_alone)) is not None:
+        if not is_behind and (error := self._find_missing_state(asks, is_alone=is_alone)) is not None:
             return error
         group.had_peers = not is_alone
         group.max_step = mine.max_step
@@ -432,7 +432,7 @@ class QuorumRequests:
             self.hold(quorum, group.max_step, init_sync=all(ask.init_sync for ask in asks))
         return answers
 
-    def _without_state(self, asks: Sequence[QuorumRequest], *, is_alone: bool) -> LighthouseError | None:
+    def _find_missing_state(self, asks: Sequence[QuorumRequest], *, is_alone: bool) -> LighthouseError | None:
         """Return the error for ranks that need to heal but cannot, or None if all ranks hold the same usable state.
 
         `is_alone` means that the group has no peers in the quorum.
@@ -442,7 +442,7 @@ class QuorumRequests:
         if odd is None:
             return None
         had_peers = torn is not None if self._group.had_peers is None else self._group.had_peers
-        return no_state(asks[0], odd, may_heal=is_alone and had_peers)
+        return missing_state_error(asks[0], odd, may_heal=is_alone and had_peers)
 
     def _note_lowest(self, asks: Sequence[QuorumRequest]) -> None:
         group = self._group
@@ -486,7 +486,7 @@ class QuorumRequests:
         ranks[vote.group_rank].has_voted = True
         return standing.is_late and all(rank.has_voted for rank in ranks)
 
-    def ends_by_discard(self, quorum_id: int) -> bool:
+    def should_end_on_discard(self, quorum_id: int) -> bool:
         """Return whether the discard of a step under `quorum_id` ends the standing quorum for this group.
 
         A group that was too late to heal contributes zeros and always discards the step. It stays in the quorum until

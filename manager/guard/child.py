@@ -1,8 +1,8 @@
 """A process that the guard has started, and its output.
 
 `Child` starts the process, writes its log file and stores its exit status. The guard keeps it until the process and all
-its descendants have ended. `Lines` keeps the last lines of the output, which often show why a rank died. `Outlet` is
-the queue of prefixed lines for the guard's standard output.
+its descendants have ended. `Lines` keeps the last lines of the output, which often show why a rank died. `OutputQueue`
+holds the prefixed lines for the guard's standard output.
 """
 
 import contextlib
@@ -66,7 +66,7 @@ class Lines:
         return [*self.tail, *rest][-TAIL_LINES:]
 
 
-class Outlet:
+class OutputQueue:
     """Queue of output lines, read in pieces that a writable pipe accepts without blocking."""
 
     def __init__(self, limit_bytes: int = 1 << 20) -> None:

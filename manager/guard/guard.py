@@ -34,7 +34,7 @@ from pathlib import Path
 from typing import Any
 
 from manager.guard import process_tree
-from manager.guard.child import PASSING_ERRORS, Child, Outlet
+from manager.guard.child import PASSING_ERRORS, Child, OutputQueue
 
 _POLL_S = 0.02
 _UNKILLABLE_S = 5.0  # processes that survive SIGKILL for this long are reported and abandoned
@@ -49,7 +49,7 @@ class Guard:
         self._folder = Path(tempfile.mkdtemp(prefix="lighthouse-run-"))
         self._children: dict[int, Child] = {}
         self._strays_until: float | None = None  # when to stop searching for strays; None if no search is running
-        self._outlet = Outlet()
+        self._outlet = OutputQueue()
         self._selector = selectors.PollSelector()
         self._pending = b""
         self._is_open = True

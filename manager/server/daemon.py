@@ -45,7 +45,7 @@ from lighthouse_runtime.web.control import JSON_HEADERS, HttpGuard, read_body, r
 from lighthouse_runtime.web.server import HttpServer, HttpSide
 from manager.evidence import EvidenceCollector, probe_alone
 from manager.group.driver import GroupDriver, Outcome
-from manager.group.events import GroupGivenUp, HasLeft, Killed, RankGivenUp
+from manager.group.events import GroupGivenUp, GroupLeft, Killed, RankGivenUp
 from manager.group.link import LighthouseLink
 from manager.preemption.sources import read_posted
 from manager.server.chaos import FaultInjector, Ranks
@@ -242,7 +242,7 @@ class ManagerDaemon:
 
     def _handle(self, outcome: Outcome) -> None:
         match outcome:
-            case HasLeft():
+            case GroupLeft():
                 self._left.set()
                 self._end(0)
             case Killed() if self._supervisor is None:

@@ -22,7 +22,7 @@ from lighthouse_runtime.client.clients import AsyncLighthouseClient
 from lighthouse_runtime.client.streams import SupervisorStream
 from lighthouse_runtime.log_event import event
 from lighthouse_runtime.timing.pacing import Backoff
-from manager.group.link import Absence
+from manager.group.link import UnreachableLog
 from manager.supervisor.rules.restart_policy import Report
 
 log = logging.getLogger(__name__)
@@ -55,7 +55,7 @@ class SupervisorLink:
         self._clock = asyncio.get_running_loop().time
         self._has_stop_arrived = asyncio.Event()
         self._has_answered = self._is_away = False
-        self._absence = Absence()
+        self._absence = UnreachableLog()
         self._is_over = False
         self._task: asyncio.Task[None] | None = None
 

@@ -86,7 +86,7 @@ class CatchUpMachine(Generic[T]):
         return self._catches_up and self.transfer is not Transfer.FAILED
 
     @property
-    def followed(self) -> Tag:
+    def peer_tag(self) -> Tag:
         """Last tag of the chain, which identifies the current state of the other groups."""
         return self._kept[-1].tag if self._kept else self.begins
 
@@ -145,7 +145,7 @@ class CatchUpMachine(Generic[T]):
         """Record that the transfer has failed. If `is_hopeless`, heal in blocking mode next instead of trying again."""
         self._failures += 1
         self.heals_blocking |= is_hopeless or self._failures >= MAX_TRIES
-        self.begins = self.followed
+        self.begins = self.peer_tag
         self._kept.clear()
         self.transfer = Transfer.FAILED
 
@@ -185,7 +185,7 @@ class CatchUpMachine(Generic[T]):
         # Return whether the chain contains the tag. If so, drop the steps kept after it.
         if not any(_is_same(tag, begins) for tag in (self.begins, *(kept.tag for kept in self._kept))):
             return False
-        while not _is_same(self.followed, begins):
+        while not _is_same(self.peer_tag, begins):
             self._kept.pop()
         return True
 

@@ -22,7 +22,7 @@ class StepPart(Protocol):
     """A module whose forward passes begin steps, and whose backward passes reduce gradients."""
 
     @property
-    def begins_steps(self) -> bool:
+    def can_begin_step(self) -> bool:
         """True if the next forward pass begins a step, because the module is in training mode."""
         ...
 
@@ -61,15 +61,15 @@ class ZeroGradOrder:
     ends_loop: bool | None = None
     """True if zero_grad() is called at the end of the loop, or None before the first call."""
 
-    def zeroes(self, *, has_computed: bool, forward_begins: bool) -> bool:
+    def should_begin_step(self, *, has_computed: bool, can_forward_begin: bool) -> bool:
         """Return whether a call to zero_grad() begins a step.
 
         `has_computed` is True if the script has already computed something for the current step, and
-        `forward_begins` if the next forward pass will begin a step.
+        `can_forward_begin` if the next forward pass will begin a step.
         """
         if self.ends_loop is None:
             self.ends_loop = has_computed
-        return not (self.ends_loop or forward_begins)
+        return not (self.ends_loop or can_forward_begin)
 
     def steps(self) -> None:
         if self.ends_loop is None:

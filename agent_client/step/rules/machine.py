@@ -141,18 +141,18 @@ class StepMachine:
         self.shares = shares
         self.share = self.world_size.share(self.assignment, shares)
 
-    def got_no_quorum(self, reason: str) -> None:
+    def record_quorum_failure(self, reason: str) -> None:
         self._move("no_quorum", Phase.ASKED, to=Phase.COMPUTING)
         self.failure = reason
 
-    def lost_between(self, reason: str) -> None:
+    def record_loss_between_steps(self, reason: str) -> None:
         """Record that participants have been lost between two steps, so the next step needs another quorum."""
         if self.phase is Phase.IDLE:
             self.discards += 1
         else:
             self.fail_step(reason)
 
-    def erred(self, reason: str) -> None:
+    def record_error(self, reason: str) -> None:
         self.has_erred = True
         self.fail_step(reason)
 
@@ -170,7 +170,7 @@ class StepMachine:
     def abandon_backward(self) -> None:
         """Fail the step after an unfinished backward pass, because the next reduction would not match the peers'."""
         self.is_in_backward = False
-        self.erred("a backward pass was abandoned before it had reduced all gradients")
+        self.record_error("a backward pass was abandoned before it had reduced all gradients")
 
     @property
     def contributes(self) -> bool:
@@ -219,7 +219,7 @@ class StepMachine:
         return self.is_torn and not self.must_install and not self.assignment.catches_up
 
     @property
-    def cannot_heal(self) -> bool:
+    def has_no_heal_source(self) -> bool:
         """True if this rank's state is torn, and the quorum that formed afterwards has no peer to heal from."""
         return self.is_unhealed and self.assignment is not None and self.assignment.quorum_id != self.torn_under
 
@@ -267,7 +267,7 @@ class StepMachine:
             self.discards += 1
         self.may_heal = not commit or assignment is None
 
-    def faulted(self) -> None:
+    def count_fault(self) -> None:
         """Count the last discarded step as a fault. Call this if no other group is known to have caused the discard."""
         self.faults += 1
 

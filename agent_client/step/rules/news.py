@@ -81,7 +81,7 @@ _FINAL = (InvalidRequest, NotServed, Unrecoverable)
 _WAITS = (DeadlinePassed, Unreachable, Superseded, LimitReached)
 
 
-class Patience:
+class RetryPolicy:
     """Decides whether a rank retries after its request for a quorum has been refused.
 
     1. If no later request can succeed, the rank exits immediately.
@@ -113,7 +113,7 @@ class Patience:
             return ""
         return f"{self._refusals} requests for a quorum refused in a row (max_consecutive_discards): {error}"
 
-    def pop_news(self, error: LighthouseError, now: float) -> str:
+    def pop_log_line(self, error: LighthouseError, now: float) -> str:
         """Return the line to log about the last refusal, `error`, or an empty string if no line is due at `now`."""
         is_first = self._tries == FIRST_LOG_AFTER
         if self._tries < FIRST_LOG_AFTER or not (is_first or now >= self._logged_at + LOG_INTERVAL_S):

@@ -47,9 +47,9 @@ def tags(machine: CatchUpMachine[Tag]) -> list[Tag]:
 class TestFollowing:
     def test_one_that_is_behind_works_at_the_step_of_the_quorum_and_holds_its_own(self):
         machine = following()
-        assert (machine.held, machine.followed, machine.transfer) == (HOLDS, BEGINS, Transfer.UNDER_WAY)
+        assert (machine.held, machine.peer_tag, machine.transfer) == (HOLDS, BEGINS, Transfer.UNDER_WAY)
         commit(machine, Tag(11, 4))
-        assert (machine.held, machine.followed) == (HOLDS, Tag(11, 4))
+        assert (machine.held, machine.peer_tag) == (HOLDS, Tag(11, 4))
 
     def test_one_whose_group_is_behind_and_is_not_itself_does_nothing(self):
         machine: CatchUpMachine[Tag] = CatchUpMachine()
@@ -105,18 +105,18 @@ class TestAnotherQuorum:
     def test_what_others_have_not_committed_is_forgotten(self):
         machine = following(2)
         assert machine.choose_action(lead(Tag(11, 4), has_source=False), Tag(12, 4)) is CatchUpAction.GO_ON
-        assert (tags(machine), machine.followed) == ([Tag(11, 4)], Tag(11, 4))
+        assert (tags(machine), machine.peer_tag) == ([Tag(11, 4)], Tag(11, 4))
 
     @pytest.mark.parametrize("begins", [Tag(12, 5), Tag(13, 4), Tag(12, None), Tag(9, 3)])
     def test_that_begins_anywhere_else_starts_anew(self, begins: Tag):
         machine = following(2)
         assert machine.choose_action(lead(begins), Tag(12, 4), "b") is CatchUpAction.FETCH
-        assert (tags(machine), machine.followed, machine.held, machine.source) == ([], begins, HOLDS, "b")
+        assert (tags(machine), machine.peer_tag, machine.held, machine.source) == ([], begins, HOLDS, "b")
 
     def test_and_fails_where_no_source_is_dealt(self):
         machine = following(2)
         assert machine.choose_action(lead(Tag(20, 5), has_source=False), Tag(12, 4)) is CatchUpAction.GO_ON
-        assert (machine.transfer, machine.followed, machine.has_source) == (Transfer.FAILED, Tag(20, 5), False)
+        assert (machine.transfer, machine.peer_tag, machine.has_source) == (Transfer.FAILED, Tag(20, 5), False)
 
     def test_without_the_source_starts_anew(self):
         machine = following(2)
@@ -146,9 +146,9 @@ class TestFailing:
     def test_starts_anew_in_the_next_quorum(self):
         machine = following(2)
         machine.record_failure()
-        assert (machine.has_source, machine.can_keep, machine.followed) == (False, False, Tag(12, 4))
+        assert (machine.has_source, machine.can_keep, machine.peer_tag) == (False, False, Tag(12, 4))
         commit(machine, Tag(13, 4))
-        assert (tags(machine), machine.followed, machine.held) == ([], Tag(13, 4), HOLDS)
+        assert (tags(machine), machine.peer_tag, machine.held) == ([], Tag(13, 4), HOLDS)
         assert machine.choose_action(lead(Tag(13, 4), has_source=False), Tag(13, 4)) is CatchUpAction.GO_ON
         assert machine.choose_action(lead(Tag(13, 4)), Tag(13, 4), "b") is CatchUpAction.FETCH
 
@@ -240,7 +240,7 @@ class World:
         if not catches_up:
             self.weights = self.states[begins]  # it was up to date, or has healed plainly
         elif self.machine.is_catching_up:
-            assert self.machine.followed == shown
+            assert self.machine.peer_tag == shown
 
     def commit(self, keeps: bool) -> None:
         machine, tag = self.machine, Tag(self.works_at.step + 1, self.quorum_id)

@@ -21,7 +21,7 @@ def test_the_first_call_tells_where_a_loop_zeroes(
             if call == "compute":
                 has_computed = True
             elif call == "zero":
-                began.append(order.zeroes(has_computed=has_computed, forward_begins=False))
+                began.append(order.should_begin_step(has_computed=has_computed, can_forward_begin=False))
             elif iteration >= skipped:
                 order.steps()
                 has_computed = False
@@ -34,7 +34,7 @@ def test_where_a_forward_pass_begins_the_step_no_zero_grad_does(calls: list[str]
     order, has_computed = ZeroGradOrder(), False
     for call in calls:
         if call == "zero":
-            assert not order.zeroes(has_computed=has_computed, forward_begins=True)
+            assert not order.should_begin_step(has_computed=has_computed, can_forward_begin=True)
         elif call == "step":
             order.steps()
         has_computed = call == "compute" or (has_computed and call == "zero")
@@ -42,11 +42,11 @@ def test_where_a_forward_pass_begins_the_step_no_zero_grad_does(calls: list[str]
 
 def test_each_optimizer_of_a_gan_has_an_order_of_its_own() -> None:
     first, second = ZeroGradOrder(), ZeroGradOrder()
-    assert first.zeroes(has_computed=False, forward_begins=False)
+    assert first.should_begin_step(has_computed=False, can_forward_begin=False)
     first.steps()
     second.steps()
-    assert not second.zeroes(has_computed=False, forward_begins=False)
-    assert first.zeroes(has_computed=False, forward_begins=False)
+    assert not second.should_begin_step(has_computed=False, can_forward_begin=False)
+    assert first.should_begin_step(has_computed=False, can_forward_begin=False)
 
 
 class Script:

@@ -28,7 +28,7 @@ class Transition:
 TRANSITIONS = {
     "ask": Transition(lambda m: m.ask(), Phase.IDLE, Phase.ASKED),
     "accept_assignment": Transition(lambda m: m.accept_assignment(TRAINING), Phase.ASKED, Phase.COMPUTING),
-    "no_quorum": Transition(lambda m: m.got_no_quorum("nobody answers"), Phase.ASKED, Phase.COMPUTING),
+    "no_quorum": Transition(lambda m: m.record_quorum_failure("nobody answers"), Phase.ASKED, Phase.COMPUTING),
     "vote": Transition(lambda m: m.vote(), Phase.COMPUTING, Phase.VOTED),
     "commit": Transition(lambda m: m.decided(True), Phase.VOTED, Phase.IDLE),
     "discard": Transition(lambda m: m.decided(False), Phase.VOTED, Phase.IDLE),
@@ -100,7 +100,7 @@ def test_the_history_is_bounded() -> None:
     machine = StepMachine()
     for _ in range(3 * HISTORY_KEPT):
         machine.ask()
-        machine.got_no_quorum("nobody")
+        machine.record_quorum_failure("nobody")
         ended(machine, commit=False)
     with pytest.raises(InvalidTransition) as raised:
         machine.vote()
@@ -172,7 +172,7 @@ def test_an_interrupted_installation_leaves_a_rank_without_a_tag_until_it_has_he
     ("act", "is_salvageable"),
     [
         (lambda machine: machine.fail_step("a peer is gone"), True),
-        (lambda machine: machine.erred("the loss is not finite"), False),
+        (lambda machine: machine.record_error("the loss is not finite"), False),
         (lambda machine: machine.abandon_backward(), False),
     ],
     ids=["a peer is gone", "the script calls it wrong", "its backward pass was given up"],
@@ -207,7 +207,7 @@ def test_a_commit_ends_a_row_of_discards() -> None:
     machine = computing()
     for _ in range(2):
         ended(machine, commit=False)
-        machine.faulted()
+        machine.count_fault()
         told(machine)
     assert (machine.discards, machine.faults) == (2, 2)
     machine.reduced()
@@ -258,7 +258,7 @@ def test_a_torn_state_has_no_tag_until_it_has_healed_and_says_why() -> None:
     assert (machine.tag.quorum_id, machine.is_torn, machine.is_installing) == (None, True, False)
     assert machine.distrust == Distrust(DistrustKind.NOT_APPLIED, "it broke", step=5, quorum_id=3)
     told(machine, HEALING).reduced()
-    assert not machine.cannot_heal
+    assert not machine.has_no_heal_source
     machine.installing()
     machine.installed(9, 6, 40)
     assert (machine.distrust, machine.is_torn) == (None, False)
@@ -276,7 +276,7 @@ def test_what_was_committed_last_is_known_of_a_state_that_is_torn_again() -> Non
 def test_a_torn_state_never_commits() -> None:
     machine = told(torn())
     machine.reduced()
-    assert machine.cannot_heal
+    assert machine.has_no_heal_source
     assert machine.vote() is False
     assert "it broke" in (machine.failure or "")
 
@@ -286,7 +286,7 @@ def test_a_torn_state_that_is_told_too_late_heals_in_the_next_step() -> None:
     machine = torn()
     machine.ask(heals_first=True)
     machine.accept_assignment(HEALS_NEXT)
-    assert (machine.is_unhealed, machine.cannot_heal, machine.contributes) == (False, False, False)
+    assert (machine.is_unhealed, machine.has_no_heal_source, machine.contributes) == (False, False, False)
     machine.reduced()
     assert ended(machine, commit=False) is False
     assert machine.may_heal
@@ -300,7 +300,7 @@ def test_where_there_are_other_ranks_the_step_that_they_are_in_is_done_first(is_
     machine.tear(DistrustKind.NOT_APPLIED, "it broke")
     assert machine.discards == is_alone, "it asks for another quorum, or does the step and votes no"
     told(machine)
-    assert (machine.is_unhealed, machine.cannot_heal) == (True, False)
+    assert (machine.is_unhealed, machine.has_no_heal_source) == (True, False)
 
 
 # -- what holds in every story
@@ -349,8 +349,8 @@ class Stories(RuleBasedStateMachine):
 
     @precondition(lambda self: self.in_phase(Phase.ASKED))
     @rule()
-    def got_no_quorum(self) -> None:
-        self.machine.got_no_quorum("nobody")
+    def record_quorum_failure(self) -> None:
+        self.machine.record_quorum_failure("nobody")
         self.failure = "nobody"
 
     @precondition(lambda self: self.in_phase(Phase.COMPUTING))
@@ -425,8 +425,8 @@ class Stories(RuleBasedStateMachine):
 
     @precondition(lambda self: self.in_phase(Phase.IDLE))
     @rule()
-    def faulted(self) -> None:
-        self.machine.faulted()
+    def count_fault(self) -> None:
+        self.machine.count_fault()
         self.faults += 1
 
     @invariant()

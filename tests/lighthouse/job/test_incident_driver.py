@@ -254,7 +254,7 @@ class TestAStall:
         [asked] = job.managers["b"].told(EvidenceRequest)
         assert isinstance(asked, EvidenceRequest)
         job.loop.now += 300
-        job.driver.was_late(300)
+        job.driver.handle_pause(300)
         job.loop.go(0)
         assert job.newest.missing == ()
         job.managers["b"].moves_when_asked = True
@@ -268,7 +268,7 @@ class TestAStall:
         for name, manager in job.managers.items():
             manager.beat(0, late(name) if name == "b" else waiting(name))
         job.loop.now += 300
-        job.driver.was_late(300)
+        job.driver.handle_pause(300)
         job.loop.go(1)
         assert job.incidents == ()
 

@@ -6,7 +6,7 @@ import logging
 import pytest
 
 from lighthouse_protocol.rules.stall import Kind, StallVerdict
-from lighthouse_runtime.timing.timers import CHECKED_EVERY_S, LATE_AFTER_S, LoopLag, StallWatch, SustainedNotice
+from lighthouse_runtime.timing.timers import CHECKED_EVERY_S, LATE_AFTER_S, LoopLag, StallWatch, DelayedAlert
 from tests.virtual_loop import VirtualLoop
 
 
@@ -147,7 +147,7 @@ AFTER_S = 0.02
 
 async def said(*texts: str, apart_s: float) -> list[str]:
     heard: list[str] = []
-    lasting = SustainedNotice(asyncio.get_running_loop(), heard.append, AFTER_S)
+    lasting = DelayedAlert(asyncio.get_running_loop(), heard.append, AFTER_S)
     for text in texts:
         lasting.set(text)
         await asyncio.sleep(apart_s)

@@ -260,7 +260,7 @@ class TestSessions:
         group.driver.drain("the night")
         assert group.outcomes == []
         group.driver.closed()
-        assert group.outcomes == [events.HasLeft("its session has ended")]
+        assert group.outcomes == [events.GroupLeft("its session has ended")]
 
 
 def test_a_wait_for_a_quorum_ends_by_a_grant_and_not_by_a_step_of_a_revoked_one(

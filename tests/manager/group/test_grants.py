@@ -65,7 +65,7 @@ class Told:
             "ask": self.ask,
             "voted": lambda *vote: "all have voted" if machine.voted(cast(*vote)) else "",
             "offer": lambda now=1: "goes on" if machine.offer(now) else "does not go on",
-            "discard": lambda of=1: "the discard ends it" if machine.ends_by_discard(of) else "it goes on",
+            "discard": lambda of=1: "the discard ends it" if machine.should_end_on_discard(of) else "it goes on",
             "give_up": lambda: machine.give_up() and "the ranks are told",
         }
 

@@ -63,7 +63,7 @@ def test_a_manager_that_was_held_up_takes_no_rank_for_older(group: Group, caplog
     group.places.add_sample(group.rank_0, REDUCES)
     group.places.add_sample(group.rank_1, VALIDATES)
     group.loop.now += 300
-    group.places.was_late(300)
+    group.places.handle_pause(300)
     group.loop.go(0)
     assert caplog.messages == []
     assert [rank.beat_age_s for rank in group.places.view(group.loop.now).ranks] == [0, 0]

@@ -17,7 +17,7 @@ from manager.guard.child import (
     TAIL_LINES,
     Child,
     Lines,
-    Outlet,
+    OutputQueue,
     open_log,
 )
 
@@ -61,7 +61,7 @@ def test_while_it_is_written_a_line_without_an_end_counts() -> None:
 
 @given(st.lists(st.binary(max_size=3000), max_size=20), st.integers(1, PIECE_BYTES))
 def test_the_outlet_gives_all_in_order_and_in_pieces(lines: list[bytes], most: int) -> None:
-    outlet, written = Outlet(), b""
+    outlet, written = OutputQueue(), b""
     outlet.put("[a/0] ", lines)
     while piece := outlet.next_chunk():
         assert len(piece) <= PIECE_BYTES
@@ -73,7 +73,7 @@ def test_the_outlet_gives_all_in_order_and_in_pieces(lines: list[bytes], most: i
 
 
 def test_it_is_full_by_its_bytes() -> None:
-    outlet = Outlet(limit_bytes=10)
+    outlet = OutputQueue(limit_bytes=10)
     outlet.put("", [b"12345678"])
     assert not outlet.is_full
     outlet.put("", [b""])

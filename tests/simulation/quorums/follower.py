@@ -55,7 +55,7 @@ class Follower:
         if action is CatchUpAction.RETURN:
             rank.machine.work_at(*held)
         if catch_up.is_catching_up:
-            rank.machine.work_at(*catch_up.followed)
+            rank.machine.work_at(*catch_up.peer_tag)
 
     def committed(self, step: Step) -> None:
         """Commit the present step of a rank that catches up."""

@@ -26,7 +26,7 @@ from lighthouse_protocol.messages.session import (
 from lighthouse_protocol.refusals import LighthouseError, Superseded, Unreachable
 from lighthouse_runtime.timing.timers import LoopLag
 from manager.group.driver import GroupDriver, Outcome
-from manager.group.events import GroupGivenUp, HasLeft, Killed, RankGivenUp
+from manager.group.events import GroupGivenUp, GroupLeft, Killed, RankGivenUp
 from manager.group.machine import GroupMachine
 from tests.simulation.checks import observe
 from tests.simulation.network import LOCAL_DELAY_S, End
@@ -227,7 +227,7 @@ class ManagerProcess(Process):
             return
         self._has_ended = True
         self.log(f"ends with status {int(isinstance(outcome, Killed))}")
-        if isinstance(outcome, HasLeft):
+        if isinstance(outcome, GroupLeft):
             self.after(0, self.site.has_left, self)
             return
         self.site.kill()

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from agent_client.step.rules.machine import Phase, StepMachine
-from agent_client.step.rules.news import Patience
+from agent_client.step.rules.news import RetryPolicy
 from lighthouse_protocol.messages.membership import PLAIN, Assignment, DistrustKind, Tag
 from lighthouse_protocol.refusals import DeadlinePassed, Drained, LighthouseError, Superseded, Unreachable
 from tests.simulation.network import LOCAL_DELAY_S
@@ -73,7 +73,7 @@ class Rank(Process):
         self._entered: int | None = None
         self._revoked: dict[int, None] = {}
         self._round = 0
-        self._patience = Patience(site.plan.refusals)
+        self._patience = RetryPolicy(site.plan.refusals)
         self._is_leaving = False
         self._has_done_all = False  # of its script
         self._has_told = False
@@ -267,7 +267,7 @@ class Rank(Process):
             return self.exit(f"refused: {reason}", explained_by=explained_by)
         self.world.counts["steps without a quorum"] += 1
         self.log(f"has no quorum for step {self.machine.step}: {error}")
-        self.machine.got_no_quorum(str(error))
+        self.machine.record_quorum_failure(str(error))
         self.after(self._patience.backoff_s, self._vote, self._next_round())
         return None
 
@@ -298,7 +298,7 @@ class Rank(Process):
             self.site.collectives.enter(assignment.quorum_id, self.group_rank, assignment.replica_ids)
         if assignment.revoked or assignment.quorum_id in self._revoked:
             machine.fail_step("revoked")
-        elif machine.cannot_heal:
+        elif machine.has_no_heal_source:
             return self.exit("holds no state, and no other group can heal them")
         elif machine.is_unhealed:
             machine.fail_step("torn")
