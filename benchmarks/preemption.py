@@ -80,7 +80,7 @@ class Host:
     async def probe(self, request: WatchHello, is_here: bool) -> ProcessSnapshot:
         return await probe_alone(request, is_here)
 
-    def strike(self, rank: int | None, number: int, *, is_largest: bool = False) -> None:
+    def send_signal(self, rank: int | None, number: int, *, is_largest: bool = False) -> None:
         raise WrongState("this group has no processes")
 
     def kept_states(self) -> tuple[KeptState, ...]:

@@ -461,7 +461,7 @@ class Internals:
         self.begin_step()
         self._sync_order(part)
         if not accumulates:
-            part.pass_order.forward()
+            part.pass_order.record_forward()
         self.machine.computes(accumulates=accumulates)
 
     @never_compiled
@@ -584,9 +584,9 @@ class Internals:
         if machine.phase is Phase.IDLE or machine.is_in_backward or is_in_backward():
             return
         if order.has_reduced:
-            if self._starts_over() and order.starts_over():
+            if self._is_starting_over() and order.record_forward_after_reset():
                 self._discard_left_out(UNVOTED)
-        elif not accumulates and part.has_abandoned and order.repeats():
+        elif not accumulates and part.has_abandoned and order.has_abandoned_step():
             self._discard_left_out(LEFT_OUT)
 
     def _sync_order(self, part: StepPart) -> None:
@@ -600,7 +600,7 @@ class Internals:
         if not any(part.pass_order.has_reduced for part in self.parts):
             is_left_out, reason = bool(self.parts), LEFT_OUT
         else:
-            is_left_out, reason = self._starts_over(), UNVOTED
+            is_left_out, reason = self._is_starting_over(), UNVOTED
         if is_left_out:
             self._discard_left_out(reason)
         return is_left_out
@@ -616,9 +616,9 @@ class Internals:
         self.fail_step(f"{reason}{self.runner.samples_text()}. {SKIP_HINT}")
         self.vote()
         for part in self.parts:
-            part.pass_order.gave_up()
+            part.pass_order.record_discard()
 
-    def _starts_over(self) -> bool:
+    def _is_starting_over(self) -> bool:
         """Return whether the script is starting the step over, because it has reset gradients already reduced.
 
         A loop that accumulates still has the gradients. If the parameters have changed, as with SAM, or a GradScaler

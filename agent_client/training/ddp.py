@@ -479,7 +479,7 @@ class _Reduction:
         return self._layout[bucket + 1 :]
 
     def completed(self) -> None:
-        self.pass_order.reduced()
+        self.pass_order.record_reduction()
         self.reset()
 
     def reset(self) -> None:

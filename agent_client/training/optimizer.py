@@ -121,7 +121,7 @@ class FaultTolerantOptimizer(Optimizer):
             ScriptMismatch: The other groups run different collectives in this step.
             AgentError: Too many consecutive steps were discarded, or this rank voted yes and cannot learn the decision.
         """
-        self._order.steps()
+        self._order.record_optimizer_step()
         self.last_loss = None
         if closure is not None:
             with torch.enable_grad():

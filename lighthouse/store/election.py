@@ -167,7 +167,7 @@ class SharedStore:
         self._client = client
         self._listener = listener
         self.gate = OutputGate(self.refusal)
-        self.records = EtcdStore(client.address.prefix, self._wake, self.gate.block)
+        self.records = EtcdStore(client.address.prefix, self._wake, self.gate.hold)
         self._config = CandidateConfig(secrets.token_hex(8), ttl_s)
         self._timeout_s = self._config.request_timeout_s
         self._me = Leader(self._config.name, "", "", 0)

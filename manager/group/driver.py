@@ -248,7 +248,7 @@ def _is_within_group(sample: ProgressSample) -> bool:
 class LighthousePort(Protocol):
     """Interface to the session with the lighthouse, and to the connection that carries it.
 
-    An implementation calls the driver's `begin_session`, `handle_message` and `closed`, and opens a new session
+    An implementation calls the driver's `begin_session`, `handle_message` and `end_session`, and opens a new session
     whenever one ends.
     """
 
@@ -318,7 +318,7 @@ class _Call:
 class GroupDriver:
     """Feeds events to one group's state machine, and performs the effects that it returns.
 
-    Ranks call `ask`, `vote` and `open_watch`. The link calls `begin_session`, `handle_message` and `closed`.
+    Ranks call `ask`, `vote` and `open_watch`. The link calls `begin_session`, `handle_message` and `end_session`.
     `me`, `life`, `secret`, `encode_handles` and `rank_timeout_s` are passed on to GroupMachine.
 
     Args:
@@ -533,7 +533,7 @@ class GroupDriver:
         else:
             self._feed(events.Received(message))
 
-    def closed(self) -> None:
+    def end_session(self) -> None:
         self._feed(events.SessionClosed())
 
     # -- shutdown

@@ -163,7 +163,7 @@ class GroupMachine:
         if (expires_at := self.watches.deadline()) is not None and now >= expires_at:
             self._expire_ranks(now)
         if self.session.is_given_up(now):
-            self.session.closed()
+            self.session.close_session()
             self._add(events.SessionGivenUp(f"the lighthouse has answered no heartbeat for {self.session.lease_s:g} s"))
             self._note_changes(self.group_report().missing)
             return self.group.effects
@@ -180,7 +180,7 @@ class GroupMachine:
                 if not self._has_left:
                     self._send(self.session.open_session(self._participant(), self.group_report(), now))
             case events.SessionClosed():
-                self.session.closed()
+                self.session.close_session()
                 self._awaited = ""
                 self._unopened = None  # asked for again on the next session
                 if self._has_left:
@@ -190,7 +190,7 @@ class GroupMachine:
             case events.Received(message):
                 self._receive(message, now)
             case events.ProcessPaused(by_s):
-                self.watches.shift(by_s)
+                self.watches.postpone_timeouts(by_s)
             case events.DrainAsked(reason, is_revocable):
                 self._draining, self.group.drains = self._draining or reason, True
                 self._is_drain_revocable &= is_revocable
@@ -246,12 +246,12 @@ class GroupMachine:
                     self._handle_loss(rank, now)
             case events.RankLeaves(watch, step):
                 mates = self.watches.staying_ranks - set(self.waiting) if step is not None else set[int]()
-                if self.watches.leaves(watch, mates):
+                if self.watches.begin_leaving(watch, mates):
                     self.requests.leave(step)
             case events.RanksStarted(group_ranks):
-                self.watches.started(group_ranks)
+                self.watches.record_restart(group_ranks)
             case events.RankHealed(group_rank, rank_incarnation, totals):
-                self.counts.healed(group_rank, rank_incarnation, totals)
+                self.counts.record_heals(group_rank, rank_incarnation, totals)
             case events.RankFailed(group_rank, rank_incarnation, reason, ends_group):
                 is_known = self.watches.record_rank_failure(group_rank, rank_incarnation, reason, now)
                 self._add(events.FailureReported(group_rank, reason, is_known))
@@ -320,7 +320,7 @@ class GroupMachine:
         """Open voting on the step that the ranks have just been granted."""
         standing = self.group.standing
         assert standing is not None
-        self.counts.began(now, has_healing=self.requests.catches_up)
+        self.counts.begin_step(now, has_healing=self.requests.is_catching_up)
         self._open_attempt(standing.quorum.quorum_id, standing.granted)
 
     def _open_attempt(self, quorum_id: int, step: int) -> None:
@@ -338,7 +338,7 @@ class GroupMachine:
             self._refuse_all(answers)
             return
         mine = answers[0].assignment
-        self.counts.began(now, has_healing=mine.has_healing or mine.catches_up)
+        self.counts.begin_step(now, has_healing=mine.has_healing or mine.catches_up)
         self._open_attempt(quorum.quorum_id, self.group.max_step)
         self.group.effects += answers
 
@@ -353,9 +353,9 @@ class GroupMachine:
     def _count_vote(self, vote: PendingVote, now: float) -> None:
         self.watches.restart_timeout((vote.group_rank,), now)
         self.watches.remove_mate(vote.group_rank)
-        was_last = self.requests.voted(vote)
-        self._decide_step(self.votes.infer(vote), now)
-        self._decide_step(self.votes.count(vote), now)
+        was_last = self.requests.record_vote(vote)
+        self._decide_step(self.votes.infer_decision(vote), now)
+        self._decide_step(self.votes.count_vote(vote), now)
         if self.group.attempt is not None and self.group.attempt.decision is None:
             for request in self.group.pending(is_gathering=True):
                 self._decide_step(self.votes.note_request(request), now)
@@ -379,11 +379,11 @@ class GroupMachine:
             self.counts.count_step(now)
             self.requests.record_committed_step(attempt.quorum_id, attempt.step)
             wants = all(rank.wants_next for rank in self.group.ranks)
-            has_grant = wants and not self.group.drains and self.requests.offer(now)
+            has_grant = wants and not self.group.drains and self.requests.grant_next(now)
             if has_grant:
                 self._open_step(now)
         else:
-            self.counts.discarded(attempt.quorum_id, now, is_rank_lost=bool(rank_lost))
+            self.counts.count_discard(attempt.quorum_id, now, is_rank_lost=bool(rank_lost))
             if self.requests.should_end_on_discard(attempt.quorum_id):
                 self._give_up_quorum(rank_lost or "a step was discarded", now)
         for vote in votes:
@@ -409,9 +409,9 @@ class GroupMachine:
 
     def _expire_ranks(self, now: float) -> None:
         """Handle ranks that have exceeded the rank timeout, and lost ranks that have not returned in time."""
-        for rank in self.watches.expire(now):
+        for rank in self.watches.expire_ranks(now):
             self._handle_loss(rank, now)
-        for loss in self.watches.given_up(now):
+        for loss in self.watches.give_up_ranks(now):
             where = ", was restarted and has not connected yet" if loss.is_restarted else " and has not reconnected"
             reason = loss.reason + where
             self._end_mates(loss.group_rank, loss.mates, reason)
@@ -477,15 +477,15 @@ class GroupMachine:
     def _receive(self, message: session.ToManager, now: float) -> None:
         match message:
             case session.Welcome(_, _, order):
-                self.session.welcomed(message, now)
+                self.session.handle_welcome(message, now)
                 if order is not None:
-                    self._obey(order, now)
+                    self._apply_order(order, now)
             case session.HeartbeatAck(_, _, order):
-                sent_at = self.session.acknowledged(message, now)
+                sent_at = self.session.handle_ack(message, now)
                 if order is not None:
-                    self._obey(order, now)
+                    self._apply_order(order, now)
                 if sent_at is not None:
-                    self.requests.renew(sent_at + LEASE_SHARE * self.session.lease_s)
+                    self.requests.renew_lease(sent_at + LEASE_SHARE * self.session.lease_s)
                 if self._unopened is not None:
                     self._open(now)
                 self._decide_again(now)
@@ -509,7 +509,7 @@ class GroupMachine:
                 if is_ours and self.group.drains:
                     self._leave()
             case session.QuorumOrder():
-                self._obey(message, now)
+                self._apply_order(message, now)
             case session.DrainRequest(reason):
                 self._dispatch(events.DrainAsked(reason or "the lighthouse was asked to drain it"), now)
             case session.KillRequest(reason, behind):
@@ -526,11 +526,11 @@ class GroupMachine:
             case PreemptionNoted():
                 pass  # the driver passes it on
 
-    def _obey(self, order: session.QuorumOrder, now: float) -> None:
+    def _apply_order(self, order: session.QuorumOrder, now: float) -> None:
         is_revoked = order.phase is QuorumPhase.REVOKED
         if is_revoked:
-            self.counts.revoked(order.quorum_id, is_group_lost=bool(order.lost))
-        if self.requests.obey(order):
+            self.counts.record_revoke(order.quorum_id, is_group_lost=bool(order.lost))
+        if self.requests.apply_order(order):
             self._push_revoked(order.reason, order.lost)
         self._decide_again(now)
         accepted = self._unopened
@@ -605,7 +605,7 @@ class GroupMachine:
             self._session_end = "it had no session to say so on"
             return
         self._send(self.session.leave(self._draining))
-        self.session.closed()
+        self.session.close_session()
 
     # -- effects
 

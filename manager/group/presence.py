@@ -113,7 +113,7 @@ class RankPresence:
         self.remove_mate(group_rank)
         return True
 
-    def leaves(self, number: int, mates: Set[int] = frozenset()) -> bool:
+    def begin_leaving(self, number: int, mates: Set[int] = frozenset()) -> bool:
         """Record that the process of a watch will exit normally once the ranks in `mates` no longer need its data.
 
         Return True for the rank's current process, and False for an older one, which may exit immediately.
@@ -141,7 +141,7 @@ class RankPresence:
                 released.append(watch.number)
         return tuple(released)
 
-    def started(self, group_ranks: Iterable[int] | None = None) -> None:
+    def record_restart(self, group_ranks: Iterable[int] | None = None) -> None:
         """Record that a supervisor has restarted the lost ranks among `group_ranks`, or all of them if it is None."""
         for loss in self.losses:
             loss.is_restarted |= group_ranks is None or loss.group_rank in group_ranks
@@ -162,7 +162,7 @@ class RankPresence:
         self._mark_lost(self._group.ranks[group_rank], f"rank {group_rank} has failed: {reason}", now)
         return True
 
-    def shift(self, by_s: float) -> None:
+    def postpone_timeouts(self, by_s: float) -> None:
         """Postpone all timeouts by `by_s` seconds after the manager itself was paused for that time.
 
         During the pause, the manager could not receive the ranks' calls.
@@ -178,7 +178,7 @@ class RankPresence:
             if 0 <= rank < self._group.size:
                 self._group.ranks[rank].heard_at = now
 
-    def expire(self, now: float) -> list[int]:
+    def expire_ranks(self, now: float) -> list[int]:
         """Mark the ranks that have exceeded the rank timeout as lost, and return them."""
         silent = [rank for rank in self._group.ranks if rank.loss is None and self._expires_at(rank) <= now]
         for rank in silent:
@@ -186,7 +186,7 @@ class RankPresence:
             self._mark_lost(rank, how, now)
         return [rank.group_rank for rank in silent]
 
-    def given_up(self, now: float) -> list[LostRank]:
+    def give_up_ranks(self, now: float) -> list[LostRank]:
         """Return the lost ranks that have not returned in time, earliest loss first. Each is returned only once."""
         over = [rank.loss for rank in self._group.ranks if rank.loss is not None and self._expires_at(rank) <= now]
         for loss in over:

@@ -103,7 +103,7 @@ def assign(
     all_report = _all_report_heals_first(members)
     catching_up, healing, served = list[int](), list[int](), list[int]()
     for i in behind:
-        if _catches_up(members[i], max_step, stands=stands):
+        if _is_catching_up(members[i], max_step, stands=stands):
             catching_up.append(i)
             if not members[i].has_source:
                 served.append(i)
@@ -155,7 +155,7 @@ def is_for_one_step(quorum: Quorum, init_sync: bool, group_world_size: int) -> b
     max_step, _ = _at_max(members)
     ranks = range(group_world_size if max_step == 0 else 1)  # the ranks differ only at step 0
     behind = {i for group_rank in ranks for i in _behind(members, group_rank, init_sync)}
-    return any(not members[i].heals_first and not _catches_up(members[i], max_step, stands=True) for i in behind)
+    return any(not members[i].heals_first and not _is_catching_up(members[i], max_step, stands=True) for i in behind)
 
 
 def _at_max(members: tuple[Participant, ...]) -> tuple[int, list[int]]:
@@ -167,7 +167,7 @@ def _all_report_heals_first(members: tuple[Participant, ...]) -> bool:
     return all(member.heals_first is not None for member in members)
 
 
-def _catches_up(member: Participant, max_step: int, *, stands: bool) -> bool:
+def _is_catching_up(member: Participant, max_step: int, *, stands: bool) -> bool:
     return stands and member.catch_up and member.step < max_step
 
 
@@ -466,7 +466,7 @@ class QuorumRequests:
         standing.is_late = mine.place is None and not (mine.heals or mine.catches_up)
         group.lease_until = group.renewed_until  # an earlier lighthouse may have given a longer lease
 
-    def renew(self, until: float) -> None:
+    def renew_lease(self, until: float) -> None:
         self._group.renewed_until = until
         self._group.lease_until = max(self._group.lease_until, until)
 
@@ -477,7 +477,7 @@ class QuorumRequests:
             standing.committed = max(standing.committed, step)
             self._end_when_done(standing)
 
-    def voted(self, vote: PendingVote) -> bool:
+    def record_vote(self, vote: PendingVote) -> bool:
         """Record a rank's vote. Return True if it is the last vote of a group that was too late to heal."""
         standing, ranks = self._group.standing, self._group.ranks
         ranks[vote.group_rank].wants_next = vote.wants_next
@@ -495,7 +495,7 @@ class QuorumRequests:
         standing = self._group.standing
         return standing is not None and standing.quorum.quorum_id == quorum_id and not standing.is_late
 
-    def obey(self, order: QuorumOrder) -> bool:
+    def apply_order(self, order: QuorumOrder) -> bool:
         """Apply the lighthouse's order to the standing quorum. Ignore an order for another quorum.
 
         Return whether the order is a revoke of which the ranks must be notified. Raise InternalError if the
@@ -548,7 +548,7 @@ class QuorumRequests:
         if may_leave and committed >= standing.formed_for and step == committed + 1:
             standing.mode, standing.granted = HoldState.LEAVING, committed
 
-    def offer(self, now: float) -> bool:
+    def grant_next(self, now: float) -> bool:
         """Grant the next step together with the commit of the previous one, if allowed. Return True if granted."""
         standing = self._group.standing
         if standing is None or standing.mode not in (HoldState.STANDING, HoldState.RESUMED):
@@ -575,7 +575,7 @@ class QuorumRequests:
         return assignment
 
     @property
-    def catches_up(self) -> bool:
+    def is_catching_up(self) -> bool:
         """Return whether the group is behind and is healing while the other groups continue to train."""
         standing = self._group.standing
         return standing is not None and self._assign(standing, 0, True).catches_up

@@ -112,7 +112,7 @@ class Votes:
             )
         )
 
-    def infer(self, vote: PendingVote) -> bool | None:
+    def infer_decision(self, vote: PendingVote) -> bool | None:
         """Infer from a vote that the earlier steps of its quorum were committed.
 
         A rank enters a step only after all ranks have committed the previous one.
@@ -124,7 +124,7 @@ class Votes:
             self._group.decided.setdefault((attempt.quorum_id, vote.step), True)
         return True if vote.step == attempt.step + 1 and attempt.decision is None else None
 
-    def count(self, vote: PendingVote) -> bool | None:
+    def count_vote(self, vote: PendingVote) -> bool | None:
         """Record a vote, or answer it if its step is already decided."""
         try:
             check_count(vote.step, "step")

@@ -7,7 +7,7 @@ orders and sends results as lines of JSON on a socket:
     {"start": 1, "argv": [...], "env": {...}, "label": "a/0", "log": "...", "is_shown": true, "has_input": false}
     {"halt": 1, "grace_s": 10}
     {"signal": 1, "pass": 10}             for the processes of number 1 that handle signal 10
-    {"strike": 1, "with": 9, "is_largest": false}   a signal to the whole tree, or to its process with the most memory
+    {"signal_tree": 1, "with": 9, "is_largest": false}   a signal to the whole tree, or to its process with the most memory
     {"tail": 1}
     -> {"tail": 1, "output": [...]}                                                last lines
     -> {"ended": 1, "status": -9, "output": [...], "error": "...", "why": "..."}   end of the whole tree
@@ -101,10 +101,10 @@ class Guard:
             if "start" in order:
                 self._start(order)
             elif "pass" in order:
-                self._pass_on(order["signal"], order["pass"])
-            elif "strike" in order:
-                if (child := self._children.get(order["strike"])) is not None:
-                    self._strike(child, order["with"], is_largest=order["is_largest"])
+                self._forward_signal(order["signal"], order["pass"])
+            elif "signal_tree" in order:
+                if (child := self._children.get(order["signal_tree"])) is not None:
+                    self._signal_tree(child, order["with"], is_largest=order["is_largest"])
             elif "tail" in order:
                 child = self._children.get(order["tail"])
                 self._send({"tail": order["tail"], "output": child.lines.current_tail if child is not None else []})
@@ -128,15 +128,15 @@ class Guard:
         self._children[number] = child
         self._resume(child)
 
-    def _pass_on(self, number: int, signal_number: int) -> None:
+    def _forward_signal(self, number: int, signal_number: int) -> None:
         if (child := self._children.get(number)) is not None and child.status is None:
-            reached = process_tree.pass_on(child.pid, signal_number)
+            reached = process_tree.forward_signal(child.pid, signal_number)
             name = signal.Signals(signal_number).name
             self._print(child.label, f"{name} is passed on" if reached else f"{name} is not passed on: it would end it")
 
-    def _strike(self, child: Child, signal_number: int, *, is_largest: bool) -> None:
+    def _signal_tree(self, child: Child, signal_number: int, *, is_largest: bool) -> None:
         """Send a signal for `lighthouse chaos`. Processes that the child starts during the call may not receive it."""
-        pids = process_tree.marked(os.getpid(), child.mark, child.pid)
+        pids = process_tree.marked_descendants(os.getpid(), child.mark, child.pid)
         process_tree.send([process_tree.largest(pids)] if is_largest and pids else pids, signal_number)
         self._print(child.label, f"lighthouse chaos: {signal.Signals(signal_number).name}")
 
@@ -176,7 +176,7 @@ class Guard:
                     child.kill_at, child.why = now, f"it was stopped by a signal for {STOPPED_S:g} s, and killed"
             left = [child.pid]
             if child.status is not None or _is_due(child, now):
-                left = process_tree.marked(os.getpid(), child.mark, child.pid)
+                left = process_tree.marked_descendants(os.getpid(), child.mark, child.pid)
             if _is_due(child, now):
                 process_tree.kill(left)
             if child.status is not None and (not left or now >= (child.kill_at or now) + _UNKILLABLE_S):

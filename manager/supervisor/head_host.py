@@ -368,10 +368,10 @@ class HeadHost(HostSupervisor):
             return await self._workers.probe(request)
         return await self._local.probe(request) if self._local is not None else await probe_alone(request, is_here)
 
-    def strike(self, rank: int | None, number: int, *, is_largest: bool = False) -> None:
+    def send_signal(self, rank: int | None, number: int, *, is_largest: bool = False) -> None:
         if self._local is None:
             raise Unreachable("host 0 is starting; ask again")
-        self._local.strike(rank, number, is_largest=is_largest)
+        self._local.send_signal(rank, number, is_largest=is_largest)
 
     @property
     def plan(self) -> LaunchPlan:

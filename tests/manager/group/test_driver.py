@@ -259,7 +259,7 @@ class TestSessions:
         group.open_session()
         group.driver.drain("the night")
         assert group.outcomes == []
-        group.driver.closed()
+        group.driver.end_session()
         assert group.outcomes == [events.GroupLeft("its session has ended")]
 
 

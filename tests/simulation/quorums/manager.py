@@ -354,7 +354,7 @@ class ManagerLink:
             self._closed()
 
     def _closed(self) -> None:
-        self._manager.driver.closed()
+        self._manager.driver.end_session()
         if not self._is_leaving:
             self._connect_later()
 
@@ -377,7 +377,7 @@ class ManagerLink:
         self._manager.world.counts["sessions moved"] += 1
         self._left_behind.append(self.end)
         self.end = None
-        self._manager.driver.closed()
+        self._manager.driver.end_session()
         return self._connected(end)
 
 

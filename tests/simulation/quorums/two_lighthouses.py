@@ -178,7 +178,7 @@ class Contender(QuorumLighthouse):
         self.leadership.start()
 
     def _hold(self) -> Callable[[], None]:
-        return self.gate.block()
+        return self.gate.hold()
 
     def _refusal(self) -> NotLeader | None:
         return self.leadership.refusal() if self.leadership is not None else NotLeader("starts")
