@@ -424,7 +424,7 @@ class GroupDriver:
         check_rank(group_rank, self.machine.group.me.group_world_size)
         if not self.machine.watches.is_watched(group_rank, rank_incarnation):
             raise WrongState(f"rank {group_rank}: its process is not watched, so it cannot drain the group")
-        log.info("%s: the group drains", reason, extra=event("drain_asked", reason=reason))
+        log.info("%s: the group is draining", reason, extra=event("drain_asked", reason=reason))
         self.drain(reason)
 
     def checkpoint_address(self, group_rank: int, step: int | None) -> str:
@@ -440,8 +440,8 @@ class GroupDriver:
         secret = self.machine.secret_of(quorum_id)
         if self.machine.is_proof_required and not is_proven(proof, secret, ADDRESS_WORD, quorum_id, group_rank):
             raise NotPermitted(
-                f"quorum_id: only members of its quorum may learn where {self.machine.group.me.replica_id} serves its "
-                "state, and the caller does not prove that it is a member"
+                f"quorum_id: only members of its quorum may request {self.machine.group.me.replica_id}'s address for "
+                "heals, and the caller has not proved that it is a member"
             )
 
     def _with_secret(self, assignment: Assignment) -> Assignment:
@@ -712,7 +712,7 @@ def _log_pushed(message: ToRank, watches: tuple[int, ...]) -> None:
         case RankGone(group_rank, reason) if watches:
             log.error("ending the other ranks: %s", reason, extra=event("rank_gone", rank=group_rank))
         case Released():
-            log.info("ranks that leave may end now", extra=event("ranks_released"))
+            log.info("the leaving ranks may exit now", extra=event("ranks_released"))
         case _:
             pass
 

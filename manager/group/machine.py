@@ -164,7 +164,8 @@ class GroupMachine:
             self._expire_ranks(now)
         if self.session.is_given_up(now):
             self.session.close_session()
-            self._add(events.SessionGivenUp(f"the lighthouse has answered no heartbeat for {self.session.lease_s:g} s"))
+            reason = f"the lighthouse has not answered a heartbeat for {self.session.lease_s:g} s"
+            self._add(events.SessionGivenUp(reason))
             self._note_changes(self.group_report().missing)
             return self.group.effects
         return self._finish(now)
@@ -276,7 +277,7 @@ class GroupMachine:
     def _answer_request(self, request: QuorumRequest, now: float) -> None:
         """Decide on a rank's request with `decide_request`, and carry out the decision."""
         rank = self.group.ranks[request.group_rank]
-        superseded = Superseded(f"rank {request.group_rank} has asked again")
+        superseded = Superseded(f"rank {request.group_rank} has sent a newer request")
         if rank.pending is not None and not rank.pending.is_gathering:
             self._refuse(request.group_rank, superseded)
         decision = decide_request(self.group, request, now)
@@ -300,7 +301,7 @@ class GroupMachine:
             case _:
                 pass
         if mode is HoldState.REVOKED:
-            self._push_revoked(f"rank {request.group_rank} cannot go on with it")
+            self._push_revoked(f"rank {request.group_rank} cannot continue under it")
         error = decision.error
         if decision.verdict is Verdict.REFUSE and error is not None:
             self.group.refuse(request.call, error)
@@ -538,7 +539,7 @@ class GroupMachine:
             return
         self._unopened = None
         if self.session.end_join(accepted.join):
-            self._refuse_all(WrongState(f"quorum {order.quorum_id} was revoked: {order.reason}; ask again"))
+            self._refuse_all(WrongState(f"quorum {order.quorum_id} was revoked: {order.reason}; retry"))
 
     def _open(self, now: float) -> None:
         """Start the first step of the received quorum. For a standing quorum, do nothing until the lease is valid."""
@@ -602,7 +603,7 @@ class GroupMachine:
         self._has_left = True
         self._refuse_all(self._drain_error())
         if not self.session.is_open:
-            self._session_end = "it had no session to say so on"
+            self._session_end = "it had no session with the lighthouse"
             return
         self._send(self.session.leave(self._draining))
         self.session.close_session()

@@ -201,7 +201,7 @@ class GuardClient:
         ends_at = asyncio.get_running_loop().time() + END_TIMEOUT_S
         while (status := self._process.poll()) is None:
             if asyncio.get_running_loop().time() >= ends_at:
-                log.error("the guard (pid %d) does not end; killing it", self.pid, extra=event("guard_killed"))
+                log.error("the guard (pid %d) does not exit; killing it", self.pid, extra=event("guard_killed"))
                 self._process.kill()
             await asyncio.sleep(0.005)
         return status

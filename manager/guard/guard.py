@@ -132,7 +132,8 @@ class Guard:
         if (child := self._children.get(number)) is not None and child.status is None:
             reached = process_tree.forward_signal(child.pid, signal_number)
             name = signal.Signals(signal_number).name
-            self._print(child.label, f"{name} is passed on" if reached else f"{name} is not passed on: it would end it")
+            refusal = f"{name} not forwarded: no process handles it, so it would kill the rank"
+            self._print(child.label, f"{name} forwarded" if reached else refusal)
 
     def _signal_tree(self, child: Child, signal_number: int, *, is_largest: bool) -> None:
         """Send a signal for `lighthouse chaos`. Processes that the child starts during the call may not receive it."""

@@ -137,8 +137,8 @@ class WorkerHosts:
 
     def _enter(self, host: int, sender: Sender) -> _Host:
         if (older := self._hosts.pop(host, None)) is not None:
-            older.sender.end(Superseded(f"another supervisor of host {host} has come"))
-            self._head.feed(HostLost(host, "its supervisor was started again"))
+            older.sender.end(Superseded(f"another supervisor of host {host} has connected"))
+            self._head.feed(HostLost(host, "its supervisor was restarted"))
         log.info("host %d connected", host, extra=event("host_joined", host=host))
         connected = self._hosts[host] = _Host(sender, asyncio.get_running_loop().time())
         address, port = self._head.plan.master

@@ -374,4 +374,4 @@ class HostSupervisor(ABC):
 
     async def _watch_guard(self) -> None:
         status = await self._guard.run()
-        self._finish(GroupEnded(1, f"the guard of the ranks ended with {status}, and the ranks with it"))
+        self._finish(GroupEnded(1, f"the guard process ended with status {status}, and the ranks with it"))

@@ -490,7 +490,7 @@ class TestARun:
             ("r/0", 1, ""),
             ("r/1", 2, "stacks of 1"),
         ]
-        assert evidence[1].rank.missing[0].startswith("all of it: no answer within 3 s")
+        assert evidence[1].rank.missing[0].startswith("all evidence: no answer within 3 s")
         job.go(3, 7, 7, 7)
         [summary] = job.driver.status().incidents
         assert summary.step_s is not None

@@ -253,7 +253,7 @@ class TestSessions:
         group.hear(session.HeartbeatAck(2, 1.0))
         assert group.link.done == ["connect beside: it has not answered the last heartbeat", "stay"]
         group.loop.go(61)
-        assert group.link.done[-1] == "give up: the lighthouse has answered no heartbeat for 60 s"
+        assert group.link.done[-1] == "give up: the lighthouse has not answered a heartbeat for 60 s"
 
     def test_a_group_that_drains_leaves_when_the_lighthouse_has_let_it_go(self, group: Group):
         group.open_session()

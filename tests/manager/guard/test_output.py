@@ -135,8 +135,8 @@ def test_a_file_that_cannot_grow_is_said_once_and_written_again(tmp_path: Path):
         assert child.write_log(b"c" * 600) == "", "the first failure was said"
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-    assert said == f"cannot write {path}: File too large; the rank continues, and is logged again later"
-    assert child.write_log(b"d") == f"{path} is written again; 800 bytes are missing before this"
+    assert said == f"cannot write {path}: File too large; the rank continues, and the log is retried later"
+    assert child.write_log(b"d") == f"{path} is writable again; 800 bytes are missing before this line"
     assert child.write_log(b"e") == ""
     child.close()
     assert path.read_bytes() == b"a" * 600 + b"b" * 400 + b"de"
