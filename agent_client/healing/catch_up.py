@@ -218,7 +218,7 @@ class CatchUpDriver:
             self._drop_transfer("the state is torn")
             self.machine.torn()
 
-    # -- within
+    # -- internal
 
     def _poll(self) -> None:
         transfer = self._transfer

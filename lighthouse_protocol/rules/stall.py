@@ -72,7 +72,7 @@ class Kind(StrEnum):
     WAITING = "waiting"  # all ranks wait, but not in one collective
     NETWORK = "network or collective"
     DIVERGENCE = "divergence"
-    TOGETHER = "nobody behind"  # ranks run, and none is ahead of another
+    TOGETHER = "no rank behind"  # ranks run, and none is ahead of another
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +119,7 @@ def find_stall(ranks: Sequence[RankView], *, floor_s: float = FLOOR_S, is_comple
     silent = [rank for rank in ranks if rank.beat_age_s > silent_s]
     found = _divergence(ranks) or _behind(ranks, silent, is_complete) or _verdict_without_suspects(ranks, is_complete)
     if found is not None and silent:
-        found = replace(found, text=f"{found.text}; no beat from {list_rank_views(silent)}")
+        found = replace(found, text=f"{found.text}; no heartbeat from {list_rank_views(silent)}")
     return found
 
 
@@ -192,7 +192,7 @@ def _verdict_on_suspects(
 
 def _verdict_without_suspects(ranks: Sequence[RankView], is_complete: bool) -> StallVerdict | None:
     if any(rank.is_running for rank in ranks):
-        return _verdict(Kind.TOGETHER, (), f"nobody behind: {describe_each(describe_activity, ranks)}", ranks)
+        return _verdict(Kind.TOGETHER, (), f"no rank behind: {describe_each(describe_activity, ranks)}", ranks)
     if not is_complete:
         return None
     is_inside = all(rank.sample.is_inside for rank in ranks)
@@ -205,9 +205,9 @@ def _verdict_without_suspects(ranks: Sequence[RankView], is_complete: bool) -> S
         )
         return _verdict(Kind.DIVERGENCE, (), f"divergence: {', '.join(parts)}", ranks)
     if is_inside and len(group_ranks(operation_name, ranks)) == 1:
-        text = f"network or collective: {list_rank_views(ranks)} in {operation_name(ranks[0])}, nobody behind"
+        text = f"network or collective: {list_rank_views(ranks)} in {operation_name(ranks[0])}, no rank behind"
         return _verdict(Kind.NETWORK, (), text, ranks)
-    return _verdict(Kind.WAITING, (), f"everybody waits: {describe_each(describe_activity, ranks)}", ranks)
+    return _verdict(Kind.WAITING, (), f"all ranks wait: {describe_each(describe_activity, ranks)}", ranks)
 
 
 def _verdict(kind: Kind, behind: Iterable[RankView], text: str, ranks: Sequence[RankView]) -> StallVerdict:

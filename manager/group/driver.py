@@ -123,7 +123,7 @@ class RankNotices:
             self._send(preemption)
 
     def set_missing(self, incomplete: str) -> None:
-        """Set the description of the missing ranks, which is empty if no rank or every rank is missing."""
+        """Set the text that names the missing ranks. It is empty if no rank or every rank is missing."""
         self._incomplete.set(incomplete)
 
     def end_wait(self) -> None:
@@ -216,7 +216,7 @@ class GroupProgressDriver:
             self._progress.remove_rank(watch.hello.group_rank)
 
     def handle_pause(self, by_s: float) -> None:
-        """Do not count a pause of this process as time without progress. Call this before a verdict."""
+        """Record a pause of this process, which does not count as time without progress. Call this before a verdict."""
         self._progress.add_pause(by_s, self._clock())
 
     def view(self, now: float) -> GroupView:
@@ -376,7 +376,7 @@ class GroupDriver:
         return self.machine.watches.has_ranks
 
     def describe(self, me: Participant) -> None:
-        """Set this group's description as a participant, once its addresses are known."""
+        """Replace the description of this group as a participant, once its addresses are known."""
         self.machine.group.me = me
 
     def status(self) -> GroupStatus:
@@ -415,7 +415,7 @@ class GroupDriver:
             self._feed(events.CallEnded(call))
 
     def report_rank_failure(self, group_rank: int, rank_incarnation: str, reason: str, *, ends_group: bool) -> None:
-        """Handle a rank's report that it has failed and will exit. If `ends_group`, its whole group must exit."""
+        """Handle a rank's report that it has failed and will exit. If `ends_group`, the whole group must exit."""
         check_rank(group_rank, self.machine.group.me.group_world_size)
         self._feed(events.RankFailed(group_rank, rank_incarnation, reason, ends_group))
 

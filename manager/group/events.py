@@ -121,7 +121,7 @@ class RanksStarted:
 
 @dataclass(frozen=True, slots=True)
 class ProcessPaused:
-    """The manager's own process was paused for `by_s` seconds."""
+    """The manager's process was paused for `by_s` seconds."""
 
     by_s: float
 

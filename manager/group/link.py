@@ -99,7 +99,7 @@ class LighthouseLink:
         self.error = "not connected yet"
         self._connect = connect
         self._connection: _Connection | None = None
-        self._abandoned: set[_Connection] = set()  # sessions have ended or moved; closed at the next welcome
+        self._abandoned: set[_Connection] = set()  # their sessions have ended or moved; closed at the next welcome
         self._closing: set[_Connection] = set()
         self._second: asyncio.Task[None] | None = None
         self._was_reachable: bool | None = None

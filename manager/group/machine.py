@@ -78,10 +78,10 @@ class GroupMachine:
         self._secrets: dict[int, str] = {}  # secrets of the last quorums, by quorum_id
         self._draining = ""  # reason of the drain
         self._is_drain_revocable = True  # each request so far to drain was revocable
-        self._why_over = ""  # reason of the lighthouse's refusal to let the group join again
+        self._why_over = ""  # why the lighthouse does not admit the group again
         self._has_left = self._has_ended = False
         self._session_end = ""  # how the session ended after the group left
-        self._awaited = ""  # reason for the wait, from the lighthouse
+        self._awaited = ""  # what the lighthouse is waiting for
         self._report = session.GroupReport()
         self._reported_facts: tuple[object, ...] = ()
         self._missing: Set[int] = frozenset(range(me.group_world_size))
@@ -183,7 +183,7 @@ class GroupMachine:
             case events.SessionClosed():
                 self.session.close_session()
                 self._awaited = ""
-                self._unopened = None  # asked for again on the next session
+                self._unopened = None  # the next session requests it again
                 if self._has_left:
                     self._session_end = self._session_end or "its session has ended"
                 if self.group.drains:
@@ -215,7 +215,7 @@ class GroupMachine:
         if (is_silent := self.session.silence_change(now)) is not None:
             self._add(events.SilenceChanged(is_silent))
         if self._session_end and not self._has_ended:
-            # The remaining ranks must first have been notified that the group leaves.
+            # The remaining ranks must first learn that the group is leaving.
             self._has_ended = all(self.group.ranks[rank].is_dismissed for rank in self.watches.staying_ranks)
             if self._has_ended:
                 self._release()
@@ -264,10 +264,9 @@ class GroupMachine:
                     self._add(events.GroupGivenUp(reason))
 
     def _release(self) -> None:
-        """Release the leaving ranks that no other rank in the group needs any more.
+        """Release the leaving ranks whose data no other rank in the group needs any more.
 
-        Do nothing while the group is LEAVING, because other groups may still be reading the ranks' data. Once the
-        group has left, no other group reads it.
+        Do nothing while the group is LEAVING, because other groups may still be reading that data.
         """
         standing = self.group.standing
         is_leaving = standing is not None and standing.mode is HoldState.LEAVING and not self._has_ended
@@ -275,7 +274,7 @@ class GroupMachine:
             self._add(events.Pushed(Released(), released))
 
     def _answer_request(self, request: QuorumRequest, now: float) -> None:
-        """Decide on a rank's request with `decide_request`, and carry out the decision."""
+        """Decide on a rank's request, and carry out the decision."""
         rank = self.group.ranks[request.group_rank]
         superseded = Superseded(f"rank {request.group_rank} has sent a newer request")
         if rank.pending is not None and not rank.pending.is_gathering:
@@ -344,7 +343,7 @@ class GroupMachine:
         self.group.effects += answers
 
     def _decide_again(self, now: float) -> None:
-        """Decide again on the waiting requests, except those gathered for a join, which the next quorum answers."""
+        """Decide again on the waiting requests, except on those gathered for a join, which the next quorum answers."""
         waiting = self.group.pending(is_gathering=False)
         for request in waiting:
             self.group.ranks[request.group_rank].pending = None
@@ -419,7 +418,7 @@ class GroupMachine:
             self._add(events.RankGivenUp(loss.group_rank, reason, loss.lost_at, loss.has_left, loss.is_restarted))
 
     def _handle_loss(self, group_rank: int, now: float) -> None:
-        """Refuse a lost rank's request, discard the step unless the rank has voted, and end the quorum."""
+        """Refuse a lost rank's request, discard the step unless the rank has voted on it, and end the quorum."""
         reason = self.watches.loss_of(group_rank).reason
         self._refuse(group_rank, WrongState(reason))
         self._decide_step(self.votes.note_loss(group_rank), now, reason)
@@ -525,7 +524,7 @@ class GroupMachine:
             case session.Goodbye(reason):
                 self._session_end = reason if self._has_left else ""
             case PreemptionNoted():
-                pass  # the driver passes it on
+                pass  # handled by the driver
 
     def _apply_order(self, order: session.QuorumOrder, now: float) -> None:
         is_revoked = order.phase is QuorumPhase.REVOKED
@@ -542,7 +541,7 @@ class GroupMachine:
             self._refuse_all(WrongState(f"quorum {order.quorum_id} was revoked: {order.reason}; retry"))
 
     def _open(self, now: float) -> None:
-        """Start the first step of the received quorum. For a standing quorum, do nothing until the lease is valid."""
+        """Start the first step of the received quorum. If the quorum stands, do nothing until the lease is valid."""
         accepted = self._unopened
         if accepted is None or (accepted.stands and now >= self.group.renewed_until):
             return
@@ -564,7 +563,7 @@ class GroupMachine:
         )
 
     def _note_changes(self, missing: Set[int]) -> None:
-        """Report a change in which ranks are missing, and the beginning and end of the ranks' wait for a quorum."""
+        """Report changes in the set of missing ranks, and when the ranks' wait for a quorum begins or ends."""
         is_waiting = False
         for rank in self.group.ranks:
             is_waiting |= rank.pending is not None
@@ -589,8 +588,8 @@ class GroupMachine:
     def _leave_if_idle(self) -> None:
         """Leave if the group has no ranks or is waiting for a quorum, because it then has no step to finish.
 
-        If the lighthouse already has its join, wait for the answer. This is either a refusal because of the drain, or
-        a quorum, whose steps the group completes before it leaves.
+        If the lighthouse already has the group's join, wait for the answer: either a refusal because of the drain, or a
+        quorum, whose steps the group completes before it leaves.
         """
         if self.session.is_joining and self.session.is_open:
             return

@@ -22,7 +22,7 @@ RETURNS_WITHIN_S = 10.0
 
 
 class RankPresence:
-    """Updates the records of which ranks are present, and finds the ranks that exceed a timeout.
+    """Records which ranks are present, and finds the ranks that exceed a timeout.
 
     A rank without a watch is lost after `rank_timeout_s` without a call. A lost rank is given up after
     `returns_within_s`.
@@ -59,7 +59,7 @@ class RankPresence:
         return {rank.group_rank for rank in self._group.ranks if rank.watch is not None and not rank.watch.has_left}
 
     def absence(self) -> tuple[str, frozenset[int]]:
-        """Return the reason why the group cannot train now, which is empty if it can, and the missing ranks."""
+        """Return why the group cannot train now, or an empty string if it can, and the missing ranks."""
         missing: list[int] = []
         losses: list[LostRank] = []
         for rank in self._group.ranks:
@@ -102,7 +102,7 @@ class RankPresence:
             rank.loss = None
 
     def open_watch(self, number: int, group_rank: int, rank_incarnation: str) -> bool:
-        """Add a watch. Return True if it replaces an open watch of another process, which now counts as lost."""
+        """Add a watch. Return True if it replaces the open watch of another process, which then counts as lost."""
         rank = self._group.ranks[group_rank]
         old = rank.watch
         rank.watch = self._group.watches[number] = OpenWatch(number, group_rank, rank_incarnation)
@@ -187,7 +187,7 @@ class RankPresence:
         return [rank.group_rank for rank in silent]
 
     def give_up_ranks(self, now: float) -> list[LostRank]:
-        """Return the lost ranks that have not returned in time, earliest loss first. Each is returned only once."""
+        """Give up the lost ranks that have not returned in time, and return them, the earliest loss first."""
         over = [rank.loss for rank in self._group.ranks if rank.loss is not None and self._expires_at(rank) <= now]
         for loss in over:
             loss.is_given_up = True

@@ -45,7 +45,7 @@ def _step_mismatch_error(ask: QuorumRequest, other: QuorumRequest) -> Unrecovera
 
 
 def missing_state_error(ask: QuorumRequest, other: QuorumRequest, *, may_heal: bool) -> LighthouseError:
-    """Build the error for ranks that cannot heal: `ask` and `other` hold different states, or `other`'s is unusable.
+    """Return the error for ranks that cannot heal: `ask` and `other` hold different states, or `other`'s is unusable.
 
     `may_heal` means that a peer that can heal the ranks may still return. The error is then WrongState, so that the
     ranks request a quorum again. Otherwise the error is Unrecoverable.
@@ -77,7 +77,7 @@ def assign(
     All managers of a quorum, including torchft's, must compute the same result.
 
     1. Participants whose step is below `max_step` heal. At step 0 with `init_sync`, all participants heal from one of
-       them (`_origin`).
+       them (`_initial_source`).
     2. If n participants are up to date, the i-th participant that heals (from 0) copies the state from number
        (i + group_rank) mod n of these n. The next MAX_OTHER_SOURCES of them are its replacement sources.
     3. A participant that heals contributes to the same step if every participant supports this (`heals_first` is not
@@ -101,18 +101,18 @@ def assign(
     primary = at_max[group_rank % len(at_max)]
     behind = _behind(members, group_rank, init_sync)
     all_report = _all_report_heals_first(members)
-    catching_up, healing, served = list[int](), list[int](), list[int]()
+    catching_up, healing, copying = list[int](), list[int](), list[int]()
     for i in behind:
         if _is_catching_up(members[i], max_step, stands=stands):
             catching_up.append(i)
             if not members[i].has_source:
-                served.append(i)
+                copying.append(i)
         elif members[i].heals_first or not all_report:
             healing.append(i)
-            served.append(i)
+            copying.append(i)
     sources = sorted(set(range(len(members))).difference(behind))
     contributors = sorted(sources + healing) if all_report else sources
-    dealt = {target: (n + group_rank) % len(sources) for n, target in enumerate(served)}
+    source_of = {target: (n + group_rank) % len(sources) for n, target in enumerate(copying)}
     answer = Assignment(
         quorum_id=quorum.quorum_id,
         replica_rank=mine,
@@ -124,7 +124,7 @@ def assign(
         max_world_size=len(at_max),
         contributors=len(contributors),
         primary_address=members[primary].address,
-        serve_to=tuple(target for target, at in dealt.items() if sources[at] == mine),
+        serve_to=tuple(target for target, place in source_of.items() if sources[place] == mine),
         commit_failures=max(member.commit_failures for member in members),
         catching_up=tuple(catching_up),
         tag_quorum_id=members[at_max[0]].tag_quorum_id,
@@ -132,9 +132,9 @@ def assign(
         place=contributors.index(mine) if mine in contributors else None,
         healing=tuple(healing),
     )
-    if mine not in dealt:
+    if mine not in source_of:
         return answer
-    first, *others = (sources[dealt[mine] :] + sources[: dealt[mine]])[: 1 + MAX_OTHER_SOURCES]
+    first, *others = (sources[source_of[mine] :] + sources[: source_of[mine]])[: 1 + MAX_OTHER_SOURCES]
     return replace(
         answer,
         heal_from_rank=first,
@@ -171,7 +171,7 @@ def _is_catching_up(member: Participant, max_step: int, *, stands: bool) -> bool
     return stands and member.catch_up and member.step < max_step
 
 
-def _origin(members: tuple[Participant, ...], at_max: list[int], group_rank: int) -> int:
+def _initial_source(members: tuple[Participant, ...], at_max: list[int], group_rank: int) -> int:
     """Return the index of the participant whose state all others copy at step 0.
 
     torchft selects a different participant for each group_rank. If all participants send tags (Agents do), all ranks
@@ -185,7 +185,7 @@ def _origin(members: tuple[Participant, ...], at_max: list[int], group_rank: int
 
 def _behind(members: tuple[Participant, ...], group_rank: int, init_sync: bool) -> list[int]:
     max_step, at_max = _at_max(members)
-    only_source = _origin(members, at_max, group_rank) if init_sync and max_step == 0 else None
+    only_source = _initial_source(members, at_max, group_rank) if init_sync and max_step == 0 else None
     return [
         i
         for i, member in enumerate(members)
@@ -219,7 +219,7 @@ def decide_request(group: ReplicaGroup, request: QuorumRequest, now: float) -> R
 
     The manager grants step n under the standing quorum q if and only if
 
-    1. q is not revoked, not recalled, and, if resumed, resumed up to n or later;
+    1. q is neither revoked nor recalled, and if it is resumed, then up to step n or later;
     2. all ranks in the group have committed step n - 1 under q, or q was formed for step n;
     3. its lease is valid: less than LEASE_SHARE of the lease has passed since the manager sent the last heartbeat that
        the lighthouse has acknowledged.
@@ -255,7 +255,7 @@ def decide_request(group: ReplicaGroup, request: QuorumRequest, now: float) -> R
         return RequestDecision(Verdict.REFUSE, mode, error)
     others = [other for other in group.pending(is_gathering=True) if other.group_rank != request.group_rank]
     for other in others:
-        # One of them is no Agent, so it cannot heal.
+        # One of the two ranks is not an Agent, so it cannot heal.
         if request.step != other.step and not (request.rank_incarnation and other.rank_incarnation):
             return RequestDecision(Verdict.REFUSE_ALL, mode, _step_mismatch_error(request, other))
     return RequestDecision(Verdict.JOIN if len(others) == group.size - 1 else Verdict.GATHER, mode)
@@ -433,7 +433,7 @@ class QuorumRequests:
         return answers
 
     def _find_missing_state(self, asks: Sequence[QuorumRequest], *, is_alone: bool) -> LighthouseError | None:
-        """Return the error for ranks that need to heal but cannot, or None if all ranks hold the same usable state.
+        """Return the error if the ranks must heal but cannot, or None if all of them hold the same usable state.
 
         `is_alone` means that the group has no peers in the quorum.
         """
@@ -498,8 +498,8 @@ class QuorumRequests:
     def apply_order(self, order: QuorumOrder) -> bool:
         """Apply the lighthouse's order to the standing quorum. Ignore an order for another quorum.
 
-        Return whether the order is a revoke of which the ranks must be notified. Raise InternalError if the
-        order is invalid for the quorum's mode.
+        Return True if the ranks must be notified of a revoke. Raise InternalError if the order is invalid for the
+        quorum's mode.
         """
         standing = self._group.standing
         if standing is None or order.quorum_id != standing.quorum.quorum_id:
@@ -534,9 +534,9 @@ class QuorumRequests:
     def leave(self, step: int | None) -> None:
         """Leave the quorum because a rank is exiting normally, unless a step has begun and is not committed yet.
 
-        This includes a quorum that the lighthouse revoked after the group had completed all its steps. The report
-        to the lighthouse then shows a normal exit, not a loss. `step` is the step that the rank would request next,
-        or None if it is in the middle of a step.
+        Also leave a quorum that the lighthouse revoked after the group had completed all its steps, so that the
+        lighthouse records a normal exit instead of a loss. `step` is the step that the rank would request next, or None
+        if it is in the middle of a step.
         """
         standing = self._group.standing
         if standing is None:
@@ -624,7 +624,7 @@ class QuorumRequests:
         return is_for_one_step(quorum, init_sync, self._group.size)
 
     def _note_catch_up(self, standing: StandingQuorum, request: QuorumRequest, is_first: bool) -> None:
-        """Record a rank's catch-up state. Once all ranks have sent theirs, decide whether the group needs a new quorum.
+        """Record a rank's catch-up state. Once all ranks have reported, decide whether the group needs a new quorum.
 
         The group needs a new quorum if all ranks have caught up, or if a rank has no source to catch up from.
         """

@@ -220,7 +220,7 @@ class SessionMachine:
     def leave(self, reason: str) -> list[session.ToLighthouse]:
         return [session.Leave(reason)] if self.is_open else []
 
-    # -- within
+    # -- internal
 
     def _heartbeat(self, report: session.GroupReport, now: float) -> session.Heartbeat:
         self._heartbeats += 1

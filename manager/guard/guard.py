@@ -7,7 +7,7 @@ orders and sends results as lines of JSON on a socket:
     {"start": 1, "argv": [...], "env": {...}, "label": "a/0", "log": "...", "is_shown": true, "has_input": false}
     {"halt": 1, "grace_s": 10}
     {"signal": 1, "pass": 10}             for the processes of number 1 that handle signal 10
-    {"signal_tree": 1, "with": 9, "is_largest": false}   a signal to the whole tree, or to its process with the most memory
+    {"signal_tree": 1, "with": 9, "is_largest": false}   for the whole tree, or for its process with the most memory
     {"tail": 1}
     -> {"tail": 1, "output": [...]}                                                last lines
     -> {"ended": 1, "status": -9, "output": [...], "error": "...", "why": "..."}   end of the whole tree

@@ -166,7 +166,7 @@ class CatchUpMachine(Generic[T]):
         self.held = self.begins = self._kept.popleft().tag
         self._end_if_done()
 
-    # -- within
+    # -- internal
 
     def _return(self) -> CatchUpAction:
         was_following, self.held = self.is_catching_up, None

@@ -318,7 +318,7 @@ class TestAStall:
             waits = tuple(rank(n, waits_for="quorum", group=name, still_s=0) for n in range(2))
             job.managers[name].beat(0, GroupView(name, "i1", waits))
         job.loop.go(70)
-        assert "everybody waits" in job.driver.status().stall
+        assert "all ranks wait" in job.driver.status().stall
         assert job.incidents == ()
 
     def test_close_leaves_no_timer_and_kills_nobody(self, make: Make):

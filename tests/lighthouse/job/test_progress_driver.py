@@ -64,7 +64,7 @@ def test_the_log_says_who_is_behind_over_groups(job: Job, caplog: pytest.LogCapt
     job.loop.go(3)
     [said] = caplog.messages
     assert said.startswith("nothing has moved for 6")
-    assert ": b/1 behind in loader, a/0-1, b/0 waiting in all_reduce; no beat from a/0-1, b/0-1" in said
+    assert ": b/1 behind in loader, a/0-1, b/0 waiting in all_reduce; no heartbeat from a/0-1, b/0-1" in said
     assert job.shown()[0] == ("b", 1, "behind")
     job.places.add_view("b", job.b)
     job.loop.go(2)

@@ -112,13 +112,13 @@ def test_says_it_once_and_when_it_is_over(scene: Scene, watch: StallWatch, caplo
     scene.loop.go(120)
     assert caplog.messages == ["nothing has moved for 60 s: 1 behind in loader"]
     assert watch.verdict is not None
-    scene.text = "1 behind in loader; no beat from 1"
+    scene.text = "1 behind in loader; no heartbeat from 1"
     scene.loop.go(2)
-    assert caplog.messages[1:] == ["nothing has moved for 179 s: 1 behind in loader; no beat from 1"]
+    assert caplog.messages[1:] == ["nothing has moved for 179 s: 1 behind in loader; no heartbeat from 1"]
     scene.moved_at = scene.loop.now
     scene.loop.go(2)
     assert caplog.messages[2:] == ["progress resumed"]
-    assert scene.told == ["1 behind in loader", "1 behind in loader; no beat from 1", "moves"]
+    assert scene.told == ["1 behind in loader", "1 behind in loader; no heartbeat from 1", "moves"]
 
 
 def test_what_moves_costs_a_look_a_minute(scene: Scene, watch: StallWatch, caplog: pytest.LogCaptureFixture):
