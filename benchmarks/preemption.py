@@ -86,12 +86,12 @@ class Host:
     def kept_states(self) -> tuple[KeptState, ...]:
         return ()
 
-    def preempted(self, source: str, notice: PreemptionNotice | None) -> None:
-        self.preemption.set(0, source, notice)
+    def handle_notice(self, source: str, notice: PreemptionNotice | None) -> None:
+        self.preemption.set_notice(0, source, notice)
 
     def handle(self, outcome: RankGivenUp | GroupGivenUp | Killed | PreemptionNoted) -> None:
         if isinstance(outcome, PreemptionNoted):
-            self.preemption.noted(outcome.others)
+            self.preemption.record_answer(outcome.others)
 
     async def leave(self) -> None:
         """Stop the manager once the group has left."""

@@ -54,7 +54,7 @@ class SupervisorDriver:
             case messages.HelloRejected(error):
                 self.feed(events.EndAsked(1, f"this supervisor was refused by the lighthouse: {error}"))
 
-    def manager_ended(self, status: int) -> None:
+    def handle_manager_exit(self, status: int) -> None:
         """Handle the exit of the group's manager. Status 0 means that the group has drained. Others are errors."""
         if status == 0:
             self.feed(events.EndAsked(0, "the group has left its quorum"))

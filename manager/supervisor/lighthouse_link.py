@@ -63,7 +63,7 @@ class SupervisorLink:
         self._task = asyncio.create_task(self._run(), name="run")
 
     def report_loss(self, lost: run.ProcessLost) -> None:
-        self._report.lose(lost, self._clock())
+        self._report.add_loss(lost, self._clock())
 
     def ask_stop(self, reason: str) -> None:
         self._report.ask_stop(reason)
@@ -143,7 +143,7 @@ class SupervisorLink:
         match message:
             case run.SupervisorWelcome(interval_s):
                 self._stream = stream
-                self._report.welcomed(self._clock())
+                self._report.begin_stream(self._clock())
                 self._send_heartbeat(stream, interval_s)
             case run.RunStopped() | run.RunCompleted():  # the run has ended, so a stop request is obsolete
                 self._has_stop_arrived.set()

@@ -313,7 +313,8 @@ class HostSupervisor(ABC):
             await self._begin()
             systemd.ready()
             polled = polled_sources(self._sources, self._launch.settings.metadata_endpoint)
-            followers += [asyncio.create_task(follow(source, self.preempted), name=source.name) for source in polled]
+            for source in polled:
+                followers.append(asyncio.create_task(follow(source, self.handle_notice), name=source.name))
             over = await self._over
             systemd.stopping()
             is_expected = over.status in (0, 128 + signal.SIGTERM) or self._signals
@@ -338,7 +339,7 @@ class HostSupervisor(ABC):
         """Handle a stop signal. `status` is 128 plus the signal's number."""
 
     @abstractmethod
-    def preempted(self, source: str, notice: PreemptionNotice | None) -> None:
+    def handle_notice(self, source: str, notice: PreemptionNotice | None) -> None:
         """Handle the current preemption notice from a source on this host. `notice` is None if there is none."""
 
     @abstractmethod
@@ -370,7 +371,7 @@ class HostSupervisor(ABC):
     def _read_signal(self, number: int) -> None:
         grace_s = self._launch.settings.preemption_grace_s
         if (notice := read_signal(number, self._sources, os.environ, time.time(), grace_s)) is not None:
-            self.preempted(notice.source, notice)
+            self.handle_notice(notice.source, notice)
 
     async def _watch_guard(self) -> None:
         status = await self._guard.run()

@@ -31,13 +31,13 @@ class Session(SessionMachine):
         super().__init__()
         assert self.open_session(ME, self.levels, now) == [Hello(ME, GroupReport()), Heartbeat(1, GroupReport())]
         if is_welcomed:
-            self.welcomed(Welcome(1.0, 5.0), now)
+            self.handle_welcome(Welcome(1.0, 5.0), now)
 
     def tick(self, now: float) -> list[ToLighthouse]:
         return super().tick(self.levels, now)
 
     def echo(self, number: int, now: float, interval_s: float = 1.0) -> float | None:
-        return self.acknowledged(HeartbeatAck(number, interval_s), now)
+        return self.handle_ack(HeartbeatAck(number, interval_s), now)
 
 
 @pytest.fixture
