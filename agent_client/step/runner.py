@@ -73,7 +73,7 @@ class StepRunner:
         """True if a step's quorum is requested when the step begins, instead of with the vote on the previous step. A
         group that heals in such a step contributes zeros, because it has computed nothing for the step."""
         self.attempt = StepAttempt(machine, manager, self.peers, config)
-        self._patience = RetryPolicy(config.max_consecutive_discards)
+        self._retry_policy = RetryPolicy(config.max_consecutive_discards)
         self.comparison = Comparison(machine, manager, self.peers, self.attempt, config, self.progress)
         self._nonfinite = ""
         """Description of the gradient that was not finite in this step, or an empty string."""
@@ -143,21 +143,21 @@ class StepRunner:
         If the manager refuses the request, return the error. The next step then sends another request. Raise AgentError
         if the manager has exited, or no later request can succeed.
         """
-        patience, manager_process = self._patience, self.place.manager_process
+        retry_policy, manager_process = self._retry_policy, self.place.manager_process
         while True:
             try:
                 assignment = self._request_once()
-                patience.reset()
+                retry_policy.reset()
                 return assignment
             except LighthouseError as e:
-                if reason := patience.refused(e, time.monotonic()):
+                if reason := retry_policy.record_refusal(e, time.monotonic()):
                     raise AgentError(f"the manager at {self.manager.address} rejected this rank: {reason}") from e
                 if manager_process is not None and not manager_process.is_alive:
                     raise AgentError("the group's manager ended; restart the group") from e
                 is_alive = self.manager.check_alive(e)
-                if news := patience.pop_log_line(e, time.monotonic()):
+                if news := retry_policy.pop_log_line(e, time.monotonic()):
                     log.error("step %d: %s", self.machine.step, news)
-                time.sleep(patience.backoff_s)
+                time.sleep(retry_policy.backoff_s)
                 if is_alive:
                     return e
 

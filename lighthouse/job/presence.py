@@ -19,7 +19,7 @@ from collections.abc import Collection, Iterable, Iterator
 from lighthouse.job import events
 from lighthouse.job.events import ConnectionsCut, MemberDraining, MemberLeft, MemberLost
 from lighthouse.job.records import Group, Kind, Membership
-from lighthouse.job.roster import Job, is_reborn, refusal, sent_away, why_impostor
+from lighthouse.job.roster import Job, is_reborn, refusal, unreachable_groups, identity_error
 from lighthouse.job.standing import ResendQuorum
 from lighthouse_protocol.messages.membership import Participant
 from lighthouse_protocol.messages.session import (
@@ -533,7 +533,7 @@ class Presence:
             return None
         old = self._job.groups.get(participant.replica_id)
         is_cut = old is not None and self.silence.is_cut(old, now)
-        return why_impostor(participant, secret, self._job, is_cut=is_cut)
+        return identity_error(participant, secret, self._job, is_cut=is_cut)
 
     def _check_quorum_ids(
         self, participant: Participant | None, levels: GroupReport | None, now: float
@@ -593,7 +593,7 @@ class Presence:
             self._job.emit(events.Ordered(self.standing.current_order(), (member.session,)))
 
     def _evict_loopbacks(self, participant: Participant, now: float) -> None:
-        for member, error in sent_away(participant, self._job):
+        for member, error in unreachable_groups(participant, self._job):
             if member.call is not None:
                 self._job.emit(events.JoinRefused(member.call, error))
             if member.session is not None:

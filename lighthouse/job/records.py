@@ -193,7 +193,7 @@ def is_loopback(participant: Participant) -> bool | None:
     return participant.resolves_to_loopback or is_literal or (bool(store) and _is_literal_loopback(store))
 
 
-def unreachable(hidden: Participant, routable: Participant) -> WrongState:
+def loopback_error(hidden: Participant, routable: Participant) -> WrongState:
     """Return the error for the member `hidden`, whose loopback address the member `routable` cannot reach."""
     addresses = [text for text in (hidden.address, hidden.store_address) if text]
     literal = next(filter(_is_literal_loopback, addresses), None)

@@ -76,7 +76,7 @@ class JobRegistry:
         self.ports = replace(ports, check_lag=self.lag.check, guarded=self.guarded)
         self.runs = RunRegistry(self, rank_timeout_s)
 
-    def remember(self, records: Mapping[str, QuorumRecord]) -> None:
+    def load_records(self, records: Mapping[str, QuorumRecord]) -> None:
         """Begin or resume accepting work after the store has been claimed. `records` are its quorum records, by job.
 
         Until their leases expire, members may still hold quorums from an earlier lighthouse.

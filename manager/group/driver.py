@@ -319,7 +319,7 @@ class GroupDriver:
     """Feeds events to one group's state machine, and performs the effects that it returns.
 
     Ranks call `ask`, `vote` and `open_watch`. The link calls `begin_session`, `handle_message` and `end_session`.
-    `me`, `life`, `secret`, `encode_handles` and `rank_timeout_s` are passed on to GroupMachine.
+    `me`, `manager_incarnation`, `secret`, `encode_handles` and `rank_timeout_s` are passed on to GroupMachine.
 
     Args:
         timers: The clock.
@@ -333,7 +333,7 @@ class GroupDriver:
     def __init__(
         self,
         me: Participant,
-        life: str,
+        manager_incarnation: str,
         timers: Timers,
         link: LighthousePort,
         evidence: EvidenceSource,
@@ -359,7 +359,7 @@ class GroupDriver:
         )
         self._notices = RankNotices(timers, self._watches, lambda: self.machine.status().waiting_for(link.error))
         self.machine = GroupMachine(
-            me, life, encode_handles, rank_timeout_s, ProgressReporter(self._progress.view), secret
+            me, manager_incarnation, encode_handles, rank_timeout_s, ProgressReporter(self._progress.view), secret
         )
         self._timer = DeadlineTimer(self._tick, timers)
         self._closed: LighthouseError | None = None

@@ -48,7 +48,7 @@ class GroupMachine:
 
     Args:
         me: This group as a participant. Each join sets the fields that change.
-        life: Identifier of this manager process. It becomes part of the group's incarnation.
+        manager_incarnation: Identifier of this manager process. It becomes part of the group's incarnation.
         encode_handles: Encodes the handles of torchft's ranks, which are relayed to the peers.
         rank_timeout_s: See RankPresence.
         progress: See SessionMachine.
@@ -60,13 +60,13 @@ class GroupMachine:
     def __init__(
         self,
         me: Participant,
-        life: str,
+        manager_incarnation: str,
         encode_handles: Callable[[tuple[str, ...]], bytes] | None = None,
         rank_timeout_s: float | None = None,
         progress: ProgressReporter | None = None,
         secret: str = "",
     ) -> None:
-        self._life = life
+        self._manager_incarnation = manager_incarnation
         self._encode_handles = encode_handles
         self.group = ReplicaGroup(me)
         self.requests = QuorumRequests(self.group)
@@ -89,7 +89,7 @@ class GroupMachine:
 
     @property
     def incarnation(self) -> str:
-        return f"{self._life}.{self.group.incarnation}"
+        return f"{self._manager_incarnation}.{self.group.incarnation}"
 
     def group_report(self) -> session.GroupReport:
         """Return the group's report for heartbeats. Return the same object until its content changes."""

@@ -100,7 +100,7 @@ class RetryPolicy:
     def reset(self) -> None:
         self._tries = self._refusals = 0
 
-    def refused(self, error: LighthouseError, now: float) -> str:
+    def record_refusal(self, error: LighthouseError, now: float) -> str:
         """Record a refusal. Return the reason why this rank must exit, or an empty string if it should retry."""
         if self._tries == 0:
             self._began_at = self._logged_at = now

@@ -260,7 +260,7 @@ class Rank(Process):
             return None
         if isinstance(error, Drained):
             return self._stay()
-        reason = self._patience.refused(_as_refusal(error), self.world.now)
+        reason = self._patience.record_refusal(_as_refusal(error), self.world.now)
         if reason:
             self.site.must_agree = True
             explained_by = self.site.why_refused(error)

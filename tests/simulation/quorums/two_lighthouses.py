@@ -198,7 +198,7 @@ class Contender(QuorumLighthouse):
         self._driver = None
         self.checks = ChecksOfLeader(self)
         self.site.pair.leads(self)
-        self.jobs.remember(self.records.load())
+        self.jobs.load_records(self.records.load())
 
     def leader_changed(self, leader: Leader | None) -> None:
         pass
