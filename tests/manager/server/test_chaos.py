@@ -49,7 +49,7 @@ class Driver:
     def begin_session(self) -> None:
         self.told.append("opened")
 
-    def closed(self) -> None:
+    def end_session(self) -> None:
         self.told.append("closed")
 
     def handle_message(self, message: Any) -> None:
