@@ -303,7 +303,7 @@ class Scalers:
 
     @property
     def has_state_changed(self) -> bool:
-        """True if a scaler's state has changed since the step began, as when it skips a step and lowers its scale."""
+        """True if a scaler's state has changed since the step began, for example because it has skipped the step."""
         return any(self.state.others[name].state_dict() != begun for name, begun in self._begun.items())
 
     def restore(self) -> None:

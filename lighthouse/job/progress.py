@@ -340,13 +340,13 @@ class JobProgress:
         If no rank is checked for stalls at present, return the shortest time that a verdict takes, or None if no group
         has a stored view.
         """
-        left_s = [time_left_s(party.ranks, self._floor_s) for party in self._parties(now, runs)]
+        left_s = [time_left_s(peers.ranks, self._floor_s) for peers in self._peer_sets(now, runs)]
         return min(left_s, default=self._floor_s if self._views else None)
 
     def verdict(self, now: float, runs: Runs = ()) -> StallVerdict | None:
         """Return the first stall found among the quorum's participants, the observed groups and the runs, or None."""
-        for party in self._parties(now, runs):
-            verdict = find_stall(party.ranks, floor_s=self._floor_s, is_complete=party.is_complete)
+        for peers in self._peer_sets(now, runs):
+            verdict = find_stall(peers.ranks, floor_s=self._floor_s, is_complete=peers.is_complete)
             if verdict is not None:
                 return verdict
         return None
@@ -362,24 +362,24 @@ class JobProgress:
         """Names of the groups whose ranks run without Agents. They train alone, outside quorums."""
         return [group.replica_id for group, view in self._views if view.is_observed]
 
-    def _parties(self, now: float, runs: Runs) -> list[_PeerRanks]:
+    def _peer_sets(self, now: float, runs: Runs) -> list[_PeerRanks]:
         views = self._views
         members = [(group, view) for group, view in views if group.is_participant]
         size = sum(group.is_participant for group in self._groups.values())
-        parties = [_PeerRanks([rank for each in members for rank in _aged(*each, now)], len(members) == size)]
+        sets = [_PeerRanks([rank for each in members for rank in _aged(*each, now)], len(members) == size)]
         for group, view in views:
             if view.is_observed and not group.is_participant:
                 alone = _aged(group, view, now)
-                parties.append(_PeerRanks(alone, len(alone) == view.group_world_size))
-        known = _processes(rank for party in parties for rank in party.ranks)
+                sets.append(_PeerRanks(alone, len(alone) == view.group_world_size))
+        known = _processes(rank for peers in sets for rank in peers.ranks)
         for run in runs:
             judged = [each.view for each in run if each.is_judged]
             own = [view for view in judged if view.process not in known]
-            parties.append(_PeerRanks(own, len(own) == len(judged)))
+            sets.append(_PeerRanks(own, len(own) == len(judged)))
         return [
-            _PeerRanks([self.pauses.without_pauses(rank, now) for rank in party.ranks], party.is_complete)
-            for party in parties
-            if party.ranks
+            _PeerRanks([self.pauses.without_pauses(rank, now) for rank in peers.ranks], peers.is_complete)
+            for peers in sets
+            if peers.ranks
         ]
 
     def places(self, now: float, runs: Runs = ()) -> tuple[RankPlace, ...]:

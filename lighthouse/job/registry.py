@@ -77,7 +77,7 @@ class JobRegistry:
         self.runs = RunRegistry(self, rank_timeout_s)
 
     def load_records(self, records: Mapping[str, QuorumRecord]) -> None:
-        """Begin or resume accepting work after the store has been claimed. `records` are its quorum records, by job.
+        """Load the claimed store's quorum records, by job, and begin or resume accepting work.
 
         Until their leases expire, members may still hold quorums from an earlier lighthouse.
         """

@@ -160,7 +160,7 @@ class Supervisors:
         return True
 
     def _is_name_reserved(self, known: Supervisor, entry: SupervisorHello, now: float) -> bool:
-        """Return whether the caller may not take the name or incarnation of the supervisor `known`."""
+        """Return whether the name or incarnation of `entry` is reserved for the supervisor `known`."""
         if not known.secret or is_shown(entry.secret, known.secret):
             return False
         is_there = known.session is not None or (known.is_awaited and now < self._kept_until)

@@ -139,17 +139,17 @@ class MachineDriver(Generic[Event, Effect]):
 
 @dataclass(frozen=True, slots=True)
 class Stream(Generic[W, M]):
-    who: W
+    owner: W
     peer: Peer[M]
 
 
 class Streams(dict[int, Stream[W, M]]):
     """Open streams of a run by session number, each with its rank or with its supervisor's hello."""
 
-    def hello_of(self, session: int) -> W | None:
+    def owner_of(self, session: int) -> W | None:
         """Return the rank, or the supervisor's hello, of an open stream. Return None if the stream is not open."""
         stream = self.get(session)
-        return None if stream is None else stream.who
+        return None if stream is None else stream.owner
 
     def send_on(self, session: int, message: M) -> None:
         if (stream := self.get(session)) is not None:
@@ -193,8 +193,8 @@ class RankStreams:
 
     def remove_stream(self, session: int) -> None:
         stream = self.open.pop(session, None)
-        if stream is not None and self._newest.get(stream.who) == session:
-            del self._newest[stream.who]
+        if stream is not None and self._newest.get(stream.owner) == session:
+            del self._newest[stream.owner]
 
 
 ANSWERED_WITHIN_S = 3.0
@@ -355,7 +355,7 @@ class RunDriver(MachineDriver[events.RunEvent, events.RunEffect]):
         return session
 
     def receive_from_rank(self, session: int, message: run.FromRunRank) -> None:
-        rank = self._ranks.open.hello_of(session)
+        rank = self._ranks.open.owner_of(session)
         if rank is None:
             return
         if isinstance(message, run.RankHello):
@@ -380,7 +380,7 @@ class RunDriver(MachineDriver[events.RunEvent, events.RunEffect]):
         return session
 
     def receive_from_supervisor(self, session: int, message: supervisor.FromSupervisor) -> None:
-        entry = self._supervisors.hello_of(session)
+        entry = self._supervisors.owner_of(session)
         if entry is None:
             return
         match message:
@@ -398,7 +398,7 @@ class RunDriver(MachineDriver[events.RunEvent, events.RunEffect]):
 
     def can_stop_run(self, session: int) -> bool:
         """Return whether a stop request on this supervisor's stream affects the whole run (rule 4 of `Supervisors`)."""
-        entry = self._supervisors.hello_of(session)
+        entry = self._supervisors.owner_of(session)
         return entry is not None and self.machine.can_stop_run(session, self._membership(entry))
 
     def is_changed_by(

@@ -105,7 +105,7 @@ class LighthouseLink:
         self._was_reachable: bool | None = None
         self._is_leaving = False
         self._has_answered = False
-        self._absence = UnreachableLog()
+        self._unreachable_log = UnreachableLog()
 
     @property
     def address(self) -> str:
@@ -241,13 +241,13 @@ class LighthouseLink:
 
     def _set_error(self, error: str, *, is_reachable: bool = False) -> None:
         if error:
-            if text := self._absence.next_line(error, asyncio.get_running_loop().time()):
+            if text := self._unreachable_log.next_line(error, asyncio.get_running_loop().time()):
                 what, name = (
                     ("refused by the lighthouse", "refused") if is_reachable else ("lighthouse unreachable", "lost")
                 )
                 log.warning("%s: %s", what, text, extra=event(f"lighthouse_{name}", lighthouse=self.address))
         elif self.error:
-            self._absence.clear_error()
+            self._unreachable_log.clear_error()
             fields = event("lighthouse_answers", lighthouse=self.address)
             log.info("connected to the lighthouse at %s", self.address, extra=fields)
         self._was_reachable = is_reachable or not error

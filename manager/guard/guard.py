@@ -49,7 +49,7 @@ class Guard:
         self._folder = Path(tempfile.mkdtemp(prefix="lighthouse-run-"))
         self._children: dict[int, Child] = {}
         self._strays_until: float | None = None  # when to stop searching for strays; None if no search is running
-        self._outlet = OutputQueue()
+        self._output = OutputQueue()
         self._selector = selectors.PollSelector()
         self._pending = b""
         self._is_open = True
@@ -237,7 +237,7 @@ class Guard:
 
     def _show(self, child: Child, lines: list[bytes]) -> None:
         if child.is_shown and not self._is_muted:
-            self._outlet.put(f"[{child.label}] ", lines)
+            self._output.put(f"[{child.label}] ", lines)
 
     def _pause(self, child: Child) -> None:
         if not child.is_paused:
@@ -250,39 +250,39 @@ class Guard:
 
     def _apply_backpressure(self) -> None:
         """Stop reading the ranks' output while the guard's own output is blocked. Their writes then block, too."""
-        if self._outlet.has_data != self._is_writing:
-            self._is_writing = self._outlet.has_data
+        if self._output.has_data != self._is_writing:
+            self._is_writing = self._output.has_data
             if self._is_writing:
                 self._selector.register(sys.stdout.fileno(), selectors.EVENT_WRITE, self._write)
             else:
                 self._selector.unregister(sys.stdout.fileno())
         for child in self._children.values():
-            if self._outlet.is_full and child.is_shown:
+            if self._output.is_full and child.is_shown:
                 self._pause(child)
             elif child.is_paused and not child.is_read:
                 self._resume(child)
 
     def _write(self) -> None:
-        piece = self._outlet.next_chunk()
+        piece = self._output.next_chunk()
         try:
-            self._outlet.consume(os.write(sys.stdout.fileno(), piece))
+            self._output.consume(os.write(sys.stdout.fileno(), piece))
         except BlockingIOError:
             return
         except OSError as e:
             self._is_muted = e.errno not in PASSING_ERRORS  # any other error means that the reader has closed the pipe
-            while piece := self._outlet.next_chunk():
-                self._outlet.consume(len(piece))
+            while piece := self._output.next_chunk():
+                self._output.consume(len(piece))
 
     def _write_rest(self) -> None:
         """Write the remaining output of the ranks. Give up after _REST_S, because the reader may have stopped."""
         poll = select.poll()
         poll.register(sys.stdout.fileno(), select.POLLOUT)
         ends_at = time.monotonic() + _REST_S
-        while self._outlet.has_data and poll.poll(1000 * max(0.0, ends_at - time.monotonic())):
+        while self._output.has_data and poll.poll(1000 * max(0.0, ends_at - time.monotonic())):
             self._write()
 
     def _print(self, label: str, text: str) -> None:
-        self._outlet.put(f"[{label}] ", [text.encode()])
+        self._output.put(f"[{label}] ", [text.encode()])
 
     def _send(self, event: dict[str, Any]) -> None:
         with contextlib.suppress(ConnectionError):

@@ -55,7 +55,7 @@ class SupervisorLink:
         self._clock = asyncio.get_running_loop().time
         self._has_stop_arrived = asyncio.Event()
         self._has_answered = self._is_away = False
-        self._absence = UnreachableLog()
+        self._unreachable_log = UnreachableLog()
         self._is_over = False
         self._task: asyncio.Task[None] | None = None
 
@@ -162,12 +162,12 @@ class SupervisorLink:
 
     def _set_error(self, error: str, what: str = "lighthouse unreachable") -> None:
         if error:
-            if text := self._absence.next_line(error, self._clock()):
+            if text := self._unreachable_log.next_line(error, self._clock()):
                 cost = "the ranks keep running" if self._has_answered else "the ranks start when it answers"
                 log.warning("%s: %s; %s", what, text, cost, extra=event("lighthouse_lost"))
         else:
             if self._is_away:
                 log.info("lighthouse reachable again", extra=event("lighthouse_answers"))
-            self._absence.clear_error()
+            self._unreachable_log.clear_error()
             self._has_answered = True
         self._is_away = bool(error)
