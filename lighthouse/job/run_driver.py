@@ -199,7 +199,8 @@ class RankStreams:
 
 ANSWERED_WITHIN_S = 3.0
 SILENT = (
-    f"all evidence: no answer within {ANSWERED_WITHIN_S:g} s; it is stopped, or something prevents it from running Python"
+    f"all evidence: no answer within {ANSWERED_WITHIN_S:g} s; "
+    "it is stopped, or something prevents it from running Python"
 )
 OUTSIDE = "process and output: only managers report them, for ranks with an Agent"
 

@@ -62,7 +62,10 @@ class Script:
 
     def forward(self, *, is_reset: bool = False) -> None:
         self.sync()
-        wrong = (is_reset and self.order.record_forward_after_reset()) if self.order.has_reduced else self.order.has_abandoned_step()
+        if self.order.has_reduced:
+            wrong = is_reset and self.order.record_forward_after_reset()
+        else:
+            wrong = self.order.has_abandoned_step()
         if wrong:
             self.left_out += 1
             self.end(is_committed=False)
