@@ -147,9 +147,9 @@ class StateOwner(Protocol):
 
     def work_at(self, step: int, tag_quorum_id: int | None) -> None: ...
 
-    def installing(self) -> None: ...
+    def begin_install(self) -> None: ...
 
-    def installed(self, step: int, tag_quorum_id: int | None, batches_committed: int) -> None: ...
+    def finish_install(self, step: int, tag_quorum_id: int | None, batches_committed: int) -> None: ...
 
 
 MAX_REASON_CHARS = 300
@@ -255,9 +255,9 @@ class Healing:
         if received is None:
             return
         agent = received["agent"]
-        machine.installing()
+        machine.begin_install()
         self._state.install(received["train"])
-        machine.installed(agent["step"], agent["tag_quorum_id"], agent["batches_committed"])
+        machine.finish_install(agent["step"], agent["tag_quorum_id"], agent["batches_committed"])
 
     def fetch_in_background(self, assignment: Assignment) -> BackgroundFetch:
         """Start fetching the assigned source's state on another thread, while training continues."""

@@ -207,7 +207,7 @@ class Comparison:
             return
         times_us = [time_us for place, time_us, *_ in sorted(row.payload for row in rows) if place]
         before = machine.shares
-        machine.divide(decide_shares(before, times_us, machine.world_size.size))
+        machine.set_shares(decide_shares(before, times_us, machine.world_size.size))
         self.shares_due = assignment.max_step + (SHARE_EVERY if all(times_us) else SHARE_AGAIN)
         if machine.shares != before:
             log.info("microbatches of a step, by group: %s", ", ".join(map(str, machine.shares)))

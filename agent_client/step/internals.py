@@ -361,7 +361,7 @@ class Internals:
 
     def move_to(self, position: Mapping[str, Any]) -> None:
         """Continue training at a position that position() returned earlier. Load the state before this call."""
-        self.machine.installed(position["step"], position["tag_quorum_id"], position["batches_committed"])
+        self.machine.finish_install(position["step"], position["tag_quorum_id"], position["batches_committed"])
         self.scalers.forget_begun()
 
     def sum_over_group(self, tensor: torch.Tensor) -> torch.Tensor:
@@ -462,7 +462,7 @@ class Internals:
         self._sync_order(part)
         if not accumulates:
             part.pass_order.record_forward()
-        self.machine.computes(accumulates=accumulates)
+        self.machine.record_compute(accumulates=accumulates)
 
     @never_compiled
     def begin_backward(self) -> None:
@@ -566,7 +566,7 @@ class Internals:
         log.error("%s; %s", text, APPLY_HINT)
         self.machine.tear(DistrustKind.NOT_APPLIED, f"rank {self.place.group_rank}: {text}")
         if self.catch_up is not None:
-            self.catch_up.torn()
+            self.catch_up.mark_torn()
 
     @never_compiled
     def call_on_commit(self) -> None:

@@ -99,7 +99,7 @@ class StepRunner:
         has_changed = is_first or (self.last is not None and self.last.contributors != assignment.contributors)
         self.last = assignment
         if is_first:
-            machine.divide(())  # shares of another quorum may overlap with those of its participants
+            machine.set_shares(())  # shares of another quorum may overlap with those of its participants
         comparison.begin_step(assignment, is_first=is_first)
         if self.catch_up is not None:
             self.catch_up.prepare_step(assignment)
@@ -293,7 +293,7 @@ class StepRunner:
                 wrong = comparison.announce_reduction(tensor, name, flags)
                 if wrong is None or not self._reject(name, wrong):
                     return
-        machine.reduced()
+        machine.record_reduction()
         if is_mean:
             if not divides_first:
                 tensor /= max(1, machine.divisor)
@@ -338,7 +338,7 @@ class StepRunner:
                 return self.peers.drop()  # disconnect, because the others are waiting in an exchange
             with self.collective(self.progress.numbers.over(), "all_reduce", within_group=False):
                 if self.comparison.compare_end():
-                    self.machine.reduced()
+                    self.machine.record_reduction()
         elif not self.machine.has_reduced:
             self._reduce_over_peers(torch.zeros(1), self.progress.numbers.over())
         return None
@@ -355,7 +355,7 @@ class StepRunner:
         failure, assignment = machine.failure, machine.assignment
         if assignment is not None:
             self.progress.trace_decision(assignment.max_step, assignment.quorum_id, is_committed=commit)
-        machine.decided(commit)
+        machine.record_decision(commit)
         if machine.is_installing:
             raise AgentError(f"a peer's state was installed only partly: {failure}; restart the group")
         if not commit:

@@ -136,7 +136,7 @@ class CatchUpMachine(Generic[T]):
             self.record_failure(is_hopeless=True)
         self.begins = tag
 
-    def arrived(self, tag: Tag) -> None:
+    def record_arrival(self, tag: Tag) -> None:
         """Record that the complete snapshot has arrived. `tag` identifies its state."""
         if self.transfer is Transfer.UNDER_WAY:
             self.transfer, self.begins = Transfer.ARRIVED, tag
@@ -149,20 +149,20 @@ class CatchUpMachine(Generic[T]):
         self._kept.clear()
         self.transfer = Transfer.FAILED
 
-    def torn(self) -> None:
+    def mark_torn(self) -> None:
         """Record that the held state was only partly updated and therefore has no valid tag."""
         if self.held is not None:
             self.held = Tag(self.held.step, None)
         self.record_failure(is_hopeless=True)
 
-    def installed(self) -> None:
+    def record_install(self) -> None:
         self.held, self.transfer = self.begins, Transfer.DONE
         self._end_if_done()
 
-    def due(self) -> Sequence[PendingStep[T]]:
+    def due_steps(self) -> Sequence[PendingStep[T]]:
         return tuple(islice(self._kept, APPLIED_AT_ONCE)) if self.transfer is Transfer.DONE else ()
 
-    def applied(self) -> None:
+    def record_applied(self) -> None:
         self.held = self.begins = self._kept.popleft().tag
         self._end_if_done()
 

@@ -136,7 +136,7 @@ class StepMachine:
         self.share = self.world_size.share(assignment, self.shares)
         self.must_install = (assignment.heals or assignment.place is None) and not assignment.catches_up
 
-    def divide(self, shares: tuple[int, ...]) -> None:
+    def set_shares(self, shares: tuple[int, ...]) -> None:
         """Set the number of microbatches of each contributor. Call this before the script draws its batches."""
         self.shares = shares
         self.share = self.world_size.share(self.assignment, shares)
@@ -161,7 +161,7 @@ class StepMachine:
         if self.failure is None:
             self.failure, self.is_blamed = reason, is_blamed
 
-    def computes(self, *, accumulates: bool = False) -> None:
+    def record_compute(self, *, accumulates: bool = False) -> None:
         """Record that a forward pass or a reduction is beginning. `accumulates` is True if no reduction will follow."""
         self.has_computed = True
         self.accumulates = accumulates
@@ -181,14 +181,14 @@ class StepMachine:
     def divisor(self) -> int:
         return self.share.divisor - self.skipped_weight
 
-    def reduced(self) -> None:
+    def record_reduction(self) -> None:
         self.has_reduced = True
 
-    def installing(self) -> None:
+    def begin_install(self) -> None:
         self.tag_quorum_id = None
         self.is_torn = self.is_installing = True
 
-    def installed(self, step: int, tag_quorum_id: int | None, batches_committed: int) -> None:
+    def finish_install(self, step: int, tag_quorum_id: int | None, batches_committed: int) -> None:
         self.step = step
         self.tag_quorum_id = tag_quorum_id
         self.batches_committed = batches_committed
@@ -250,7 +250,7 @@ class StepMachine:
         """True if this rank has voted yes and is the only rank in its group, so its vote is the decision."""
         return self.phase is Phase.VOTED and self.failure is None and self.is_alone
 
-    def decided(self, commit: bool) -> None:
+    def record_decision(self, commit: bool) -> None:
         self._move("commit" if commit else "discard", Phase.VOTED, to=Phase.IDLE)
         self.has_computed = False
         self.was_committed = commit and self.assignment is not None

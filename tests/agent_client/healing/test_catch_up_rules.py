@@ -69,29 +69,29 @@ class TestFollowing:
 class TestApplying:
     def test_nothing_before_the_snapshot_is_installed(self):
         machine = following(2)
-        assert machine.due() == ()
-        machine.arrived(BEGINS)
-        assert machine.due() == ()
-        machine.installed()
-        assert [kept.tag for kept in machine.due()] == [Tag(11, 4), Tag(12, 4)]
+        assert machine.due_steps() == ()
+        machine.record_arrival(BEGINS)
+        assert machine.due_steps() == ()
+        machine.record_install()
+        assert [kept.tag for kept in machine.due_steps()] == [Tag(11, 4), Tag(12, 4)]
 
     def test_in_order_a_few_at_a_time_and_then_it_holds_what_it_works_at(self):
         machine = following(APPLIED_AT_ONCE + 1)
-        machine.arrived(BEGINS)
-        machine.installed()
+        machine.record_arrival(BEGINS)
+        machine.record_install()
         assert machine.held == BEGINS
-        for number, kept in enumerate(machine.due(), start=1):
+        for number, kept in enumerate(machine.due_steps(), start=1):
             assert kept.tag == Tag(10 + number, 4)
-            machine.applied()
+            machine.record_applied()
             assert machine.held == kept.tag
-        assert len(machine.due()) == 1
-        machine.applied()
-        assert (machine.is_catching_up, machine.due()) == (False, ())
+        assert len(machine.due_steps()) == 1
+        machine.record_applied()
+        assert (machine.is_catching_up, machine.due_steps()) == (False, ())
 
     def test_an_arrival_that_nobody_waits_for_is_nothing(self):
         machine = following(1)
         machine.record_failure()
-        machine.arrived(BEGINS)
+        machine.record_arrival(BEGINS)
         assert machine.transfer is Transfer.FAILED
 
 
@@ -125,7 +125,7 @@ class TestAnotherQuorum:
 
     def test_the_source_may_go_once_the_snapshot_is_here(self):
         machine = following(2)
-        machine.arrived(BEGINS)
+        machine.record_arrival(BEGINS)
         assert machine.choose_action(lead(Tag(12, 4), has_source=False, names="bc"), Tag(12, 4)) is CatchUpAction.GO_ON
         assert machine.has_source
 
@@ -136,8 +136,8 @@ class TestAnotherQuorum:
 
     def test_so_does_one_that_begins_with_what_it_holds(self):
         machine = following(2)
-        machine.arrived(BEGINS)
-        machine.installed()
+        machine.record_arrival(BEGINS)
+        machine.record_install()
         assert machine.choose_action(lead(BEGINS), Tag(12, 4), "b") is CatchUpAction.RETURN
         assert (machine.is_catching_up, machine.has_source) == (False, True)
 
@@ -167,8 +167,8 @@ class TestFailing:
             for _ in range(MAX_TRIES - 1):
                 machine.record_failure()
                 assert machine.choose_action(lead(), BEGINS, "a") is CatchUpAction.FETCH
-            machine.arrived(BEGINS)
-            machine.installed()
+            machine.record_arrival(BEGINS)
+            machine.record_install()
             assert not machine.is_catching_up
             assert machine.choose_action(lead(), HOLDS, "a") is CatchUpAction.FETCH
         assert not machine.heals_blocking
@@ -255,17 +255,17 @@ class World:
         if machine.transfer is Transfer.ARRIVED:
             assert self.fetches is not None
             self.weights = self.states[self.fetches]
-            machine.installed()
+            machine.record_install()
         else:
-            due = machine.due()
+            due = machine.due_steps()
             assert len(due) <= APPLIED_AT_ONCE
             for kept in due:
                 self.weights += (kept.content,)
-                machine.applied()
+                machine.record_applied()
 
     def arrive(self) -> None:
         if self.fetches is not None and self.machine.transfer is Transfer.UNDER_WAY:
-            self.machine.arrived(self.fetches)
+            self.machine.record_arrival(self.fetches)
 
     def fail(self) -> None:
         if self.machine.transfer is Transfer.UNDER_WAY:

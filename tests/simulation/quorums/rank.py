@@ -356,7 +356,7 @@ class Rank(Process):
         self.log(f"has received step {snapshot.step} of quorum {snapshot.tag_quorum_id} from {source.name}")
         if snapshot.step != self._max_step:
             return self._fail(this_round, f"the state received is of step {snapshot.step}")
-        self.machine.installing()
+        self.machine.begin_install()
         self.state = None
         return self.after(self.world.random.uniform(0, 0.02), self._install, this_round)
 
@@ -398,7 +398,7 @@ class Rank(Process):
         if not is_ok:
             return self._fail(this_round, "the all-reduce failed")
         self._sum, self._transformed_by = total, self.state
-        self.machine.reduced()
+        self.machine.record_reduction()
         return self._vote(this_round)
 
     def _install(self, this_round: int) -> None:
@@ -408,7 +408,7 @@ class Rank(Process):
         if self.happens("an install broke", self.plan.breaks):
             return self.exit("the install of a peer's state broke", explained_by="a drawn break")
         self.state = received.state
-        self.machine.installed(received.step, received.tag_quorum_id, received.batches)
+        self.machine.finish_install(received.step, received.tag_quorum_id, received.batches)
         return self._compute(this_round)
 
     def report_error(self, reason: str) -> None:
@@ -520,7 +520,7 @@ class Rank(Process):
         if commit and machine.failure is not None:
             self.site.checkers.forced_commit(self)
         reason = machine.failure
-        machine.decided(commit)
+        machine.record_decision(commit)
         if commit and assignment is not None:
             self._apply(Step(assignment.max_step, self._sum, assignment.contributors))
             if not self.is_up:
