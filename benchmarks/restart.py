@@ -153,8 +153,10 @@ def comeback(lines: Iterator[str], faults: int, ranks: int) -> Comeback:
             break
     else:
         raise click.ClickException(f"the job has ended after {len(raised)} of {faults} faults")
-    after_s = [max(step[0] for step in steps[run + 1]) - at for run, at in sorted(raised.items())]
-    second, last = steps[1], steps[faults]
+    whole = [run for run in sorted(steps) if len(steps[run]) == ranks]  # a run may fail before its first step, too
+    trained_at = {run: max(at for at, _, _ in steps[run]) for run in whole}
+    after_s = [trained_at[next(later for later in whole if later > run)] - at for run, at in sorted(raised.items())]
+    second, last = steps[next(run for run in whole if run)], steps[faults]
     threads = max(step[1] for step in second), max(step[1] for step in last)
     return Comeback(after_s, threads, (max(step[2] for step in second), max(step[2] for step in last)))
 

@@ -26,7 +26,7 @@ from lighthouse_runtime.process.commands import START_MANAGER
 from tests.agent_client.drawn_script import FAULTS, LOOPS, OPTIMIZERS
 from tests.processes import LOCALHOST, Lighthouse, Process, clean_environment, eventually
 
-FOR_S = 150.0
+FOR_S = 100.0
 STEPS = 120
 SCRIPT = str(Path(__file__).with_name("drawn_script.py"))
 WAYS = ("own manager", "supervisor", "supervisor of two", "torchrun")

@@ -29,8 +29,8 @@ TIGHT_SEEDS = {"quorums": range(10), "runs": range(20)}  # of the other one
 MORE_TIGHT_SEEDS = {"quorums": range(10, 150), "runs": range(20, 400)}
 NEVER_DRAWN = {"two_lighthouses", "tight"}
 LONG = {"seconds": 750.0, "groups": 10, "min_step_s": 0.25}  # 600 s of faults
-LONG_SEEDS = range(30)
-PARTS = 5
+LONG_SEEDS = range(12)
+PARTS = 10
 OF_TWO_LIGHTHOUSES = {kind.name for kind in KINDS.values() if kind.place == "two_lighthouses"}
 DRAWN = {"quorums": KINDS.keys() - OF_TWO_LIGHTHOUSES, "runs": SIMULATORS["runs"].faults.keys()}
 
