@@ -13,7 +13,7 @@ from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 from torch.utils.data import DataLoader
 
 from agent_client.errors import ConfigurationError
-from agent_client.integrations.library import train_state_entries, library
+from agent_client.integrations.library import library, train_state_entries
 from agent_client.state.train_state import TrainState
 from agent_client.step.agent import Agent
 from agent_client.step.config import AgentOptions

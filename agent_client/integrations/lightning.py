@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from agent_client.errors import ConfigurationError
-from agent_client.integrations.library import check_max_steps, epochs_of, train_state_entries, library
+from agent_client.integrations.library import check_max_steps, epochs_of, library, train_state_entries
 from agent_client.state.train_state import TrainState
 from agent_client.step.agent import Agent
 from agent_client.step.config import AgentOptions

@@ -47,8 +47,8 @@ from agent_client.step.stop_signals import (
     StopSignals,
     close_at_end,
     close_attached,
-    uninterrupted,
     forget_closed,
+    uninterrupted,
 )
 from lighthouse_protocol.messages.membership import DistrustKind, Tag
 from lighthouse_protocol.messages.progress import DataUse

@@ -19,7 +19,7 @@ from collections.abc import Collection, Iterable, Iterator
 from lighthouse.job import events
 from lighthouse.job.events import ConnectionsCut, MemberDraining, MemberLeft, MemberLost
 from lighthouse.job.records import Group, Kind, Membership
-from lighthouse.job.roster import Job, is_reborn, refusal, unreachable_groups, identity_error
+from lighthouse.job.roster import Job, identity_error, is_reborn, refusal, unreachable_groups
 from lighthouse.job.standing import ResendQuorum
 from lighthouse_protocol.messages.membership import Participant
 from lighthouse_protocol.messages.session import (

@@ -22,7 +22,7 @@ from dataclasses import replace
 
 from lighthouse.job import events
 from lighthouse.job.generations import NAMES_KEPT_S, Generations
-from lighthouse.job.records import PreviousLaunch, KeySpaces, Membership, Row, RunConfig, RunRecord, Supervisor
+from lighthouse.job.records import KeySpaces, Membership, PreviousLaunch, Row, RunConfig, RunRecord, Supervisor
 from lighthouse_protocol.identity import group_of_supervisor, group_run
 from lighthouse_protocol.limits import MAX_GROUP_WORLD_SIZE
 from lighthouse_protocol.messages.run import (

@@ -23,10 +23,10 @@ from operator import attrgetter
 
 from lighthouse.job.events import (
     GridChanged,
-    MemberReturned,
     MemberForgotten,
     MemberJoined,
     MemberLost,
+    MemberReturned,
     NewcomersChanged,
     QuorumEffect,
 )

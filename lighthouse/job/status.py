@@ -11,11 +11,11 @@ from dataclasses import replace
 from types import MappingProxyType
 
 from lighthouse.job.events import (
-    MemberReturned,
     MemberDraining,
     MemberJoined,
     MemberLeft,
     MemberLost,
+    MemberReturned,
     QuorumEffect,
     QuorumFormed,
 )

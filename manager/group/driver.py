@@ -53,7 +53,7 @@ from lighthouse_protocol.rules.quorum_change import CHECKED_EVERY_S, QuorumWait
 from lighthouse_protocol.rules.stall import GroupProgress, Limits, Process, StallVerdict
 from lighthouse_runtime.log_event import event
 from lighthouse_runtime.ports import Peer, Reply, Timer, Timers
-from lighthouse_runtime.timing.timers import DeadlineTimer, LoopLag, StallWatch, DelayedAlert
+from lighthouse_runtime.timing.timers import DeadlineTimer, DelayedAlert, LoopLag, StallWatch
 from manager.group import events
 from manager.group.counts import GroupStatus, describe_missing
 from manager.group.events import PendingVote, QuorumRequest

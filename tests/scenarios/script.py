@@ -24,6 +24,7 @@ from lighthouse.job.events import (
     JoinRefused,
     Left,
     Ordered,
+    ProcessPaused,
     QuorumEffect,
     QuorumEvent,
     QuorumFormed,
@@ -31,7 +32,6 @@ from lighthouse.job.events import (
     SessionEnded,
     SessionOpened,
     SessionRefused,
-    ProcessPaused,
     Welcomed,
     Withdrawn,
 )

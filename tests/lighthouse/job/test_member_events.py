@@ -3,9 +3,9 @@
 from lighthouse.job.events import (
     ConnectionsCut,
     GridChanged,
-    MemberReturned,
     MemberJoined,
     MemberLost,
+    MemberReturned,
     Ordered,
     QuorumEffect,
 )

@@ -12,7 +12,7 @@ import ast
 from collections.abc import Callable
 from pathlib import Path
 
-from lighthouse.job.events import RanksBehind, ResumeAsked, RunVerdict, SessionEnded, StopAsked, ProcessPaused
+from lighthouse.job.events import ProcessPaused, RanksBehind, ResumeAsked, RunVerdict, SessionEnded, StopAsked
 from tests.lighthouse.run_stage import RunStage, running
 from tests.scenarios.paragraphs import scenarios_of
 

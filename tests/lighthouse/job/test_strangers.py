@@ -7,6 +7,7 @@ import pytest
 
 from lighthouse.job.events import (
     OutsiderIgnored,
+    ProcessPaused,
     RankJoined,
     RankLost,
     RankRefused,
@@ -18,7 +19,6 @@ from lighthouse.job.events import (
     SupervisorEnded,
     SupervisorJoined,
     SupervisorMessage,
-    ProcessPaused,
 )
 from lighthouse.job.events import StopAsked as StopAskedByOperator
 from lighthouse.job.generations import NAMES_KEPT_S

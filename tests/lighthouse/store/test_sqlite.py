@@ -18,7 +18,7 @@ import pytest
 
 import lighthouse.store.records
 import lighthouse.store.sqlite
-from lighthouse.job.records import PreviousLaunch, JoinState, QuorumRecord, RestartRecord, RunRecord, Supervisor
+from lighthouse.job.records import JoinState, PreviousLaunch, QuorumRecord, RestartRecord, RunRecord, Supervisor
 from lighthouse.job.store import MemoryStore
 from lighthouse.store import sqlite
 from lighthouse.store.sqlite import Journal, default_path

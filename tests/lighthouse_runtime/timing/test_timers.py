@@ -6,7 +6,7 @@ import logging
 import pytest
 
 from lighthouse_protocol.rules.stall import Kind, StallVerdict
-from lighthouse_runtime.timing.timers import CHECKED_EVERY_S, LATE_AFTER_S, LoopLag, StallWatch, DelayedAlert
+from lighthouse_runtime.timing.timers import CHECKED_EVERY_S, LATE_AFTER_S, DelayedAlert, LoopLag, StallWatch
 from tests.virtual_loop import VirtualLoop
 
 

@@ -12,7 +12,7 @@ from lighthouse_protocol.messages.membership import Participant
 from lighthouse_protocol.messages.session import Goodbye, Hello, Leave, ToManager, Welcome
 from lighthouse_runtime.client.clients import AsyncLighthouseClient
 from manager.group import link
-from manager.group.link import UnreachableLog, LighthouseLink
+from manager.group.link import LighthouseLink, UnreachableLog
 from tests.lighthouse_runtime.stream_server import StreamServer, running
 from tests.processes import LOCALHOST, PATIENCE_S
 
