@@ -199,7 +199,7 @@ class Job:
         time.sleep(random.uniform(0, 2 * STEP_S))
         at = time.monotonic()
         notice = PreemptionNotice("http", "benchmark", victim, time.time() + NOTICE_S)
-        self._daemons.loop.call_soon_threadsafe(group.host.preempted, "http", notice)
+        self._daemons.loop.call_soon_threadsafe(group.host.handle_notice, "http", notice)
         self._daemons.run(group.host.leave())
         left_s = time.monotonic() - at
         group.rank.thread.join(TIMEOUT_S)
