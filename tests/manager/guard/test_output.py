@@ -117,7 +117,7 @@ def test_a_pipe_that_is_read_is_refused_too(tmp_path: Path):
     os.mkfifo(path)
     reader = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
     try:
-        with pytest.raises(OSError, match="no plain file of this user alone"):
+        with pytest.raises(OSError, match="not a regular file of this user only"):
             open_log(str(path))
     finally:
         os.close(reader)
