@@ -186,9 +186,13 @@ def measure_cost(children: Children, blocks: int, width: int, batch: int) -> Cos
     return Cost(spans[1::2], spans[0::2], [float(waited[first + 1].more) for first in firsts[0::2]])
 
 
+def percent_text(percent: float) -> str:
+    return f"{abs(percent):.1f}% {'less' if percent < 0 else 'more'}"
+
+
 @benchmark("3 kills, and the cost with 64 MiB.")
-@click.option("--kills", type=click.IntRange(1), default=100, show_default=True, help="How many, with k = 1.")
-@click.option("--blocks", type=click.IntRange(1), default=10, show_default=True, help="Blocks of steps for the cost.")
+@click.option("--kills", type=click.IntRange(1), default=100, show_default=True, help="Kills with k = 1.")
+@click.option("--blocks", type=click.IntRange(1), default=10, show_default=True, help="Blocks of steps to measure.")
 def main(kills: int, blocks: int, quick: bool, check: bool, path: Path | None) -> None:
     """Kill all ranks of all groups, count the lost steps, and measure what keeping the state costs."""
     machine = show_machine()
@@ -218,7 +222,9 @@ def main(kills: int, blocks: int, quick: bool, check: bool, path: Path | None) -
     step_s = spread([each / BLOCK for each in cost.without_s])
     more = spread([100 * (one / other - 1) for one, other in zip(cost.kept_s, cost.without_s, strict=True)])
     text = f"{table(header, rows)}\n\n{size} of state, k = {BLOCK}: a step takes {step_s.text()} s without a keeper. "
-    text += f"Steps with one take {more.text(1)} % more. The rank waits {spread(cost.waited_s).text(3)} s for a copy."
+    few, many = percent_text(more.low), percent_text(more.high)
+    text += f"Steps with one take {percent_text(more.median)} time ({few} to {many}). "
+    text += f"The rank waits {spread(cost.waited_s).text(3)} s for a copy."
     bars.append(Bar(f"share of the time that a rank waits for copies, k = {BLOCK}", 100 * cost.share_waited, 0.5, "%"))
     finish(text, report, bars, is_checked=check, path=path)
 

@@ -158,8 +158,10 @@ def bars(name: str, runs: Sequence[Run], *, is_hidden: bool) -> list[Bar]:
 
 
 @benchmark("Seconds instead of minutes: one kill.")
-@click.option("--faults", default=",".join(outage.key for outage in OUTAGES), show_default=True, help="Which.")
-@click.option("--runs", type=click.IntRange(1), help="Of each; default: 20 kills, 3 pauses.")
+@click.option(
+    "--faults", default=",".join(outage.key for outage in OUTAGES), show_default=True, help="Outages to measure."
+)
+@click.option("--runs", type=click.IntRange(1), help="Runs of each outage. Default: 20 of kill, 3 of pause.")
 def main(faults: str, runs: int | None, quick: bool, check: bool, path: Path | None) -> None:
     """Measure the effect of a lighthouse outage on groups that train."""
     if quick:

@@ -245,8 +245,8 @@ def render(results: Sequence[Preempted]) -> str:
 
 
 @benchmark("30 notices.")
-@click.option("--notices", type=click.IntRange(1), default=1000, show_default=True, help="How many.")
-@click.option("--jobs", type=click.IntRange(1), default=8, show_default=True, help="Jobs at once.")
+@click.option("--notices", type=click.IntRange(1), default=1000, show_default=True, help="Number of notices.")
+@click.option("--jobs", type=click.IntRange(1), default=8, show_default=True, help="Jobs that run in parallel.")
 def main(notices: int, jobs: int, quick: bool, check: bool, path: Path | None) -> None:
     """Count the steps that replica groups lose when others are preempted at random moments."""
     logging.disable(logging.WARNING)

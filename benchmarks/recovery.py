@@ -130,9 +130,9 @@ def bars(results: Sequence[Mapping[str, Any]]) -> list[Bar]:
 
 
 @benchmark("Seconds instead of minutes: two runs of the kills, ours alone.")
-@click.option("--faults", default=",".join(LOSSES), show_default=True, help="Which.")
-@click.option("--runs", type=click.IntRange(1), default=20, show_default=True, help="Of each fault.")
-@click.option("--torchft-runs", type=click.IntRange(0), default=3, show_default=True, help="Of each fault.")
+@click.option("--faults", default=",".join(LOSSES), show_default=True, help="Faults to measure.")
+@click.option("--runs", type=click.IntRange(1), default=20, show_default=True, help="Runs of each fault.")
+@click.option("--torchft-runs", type=click.IntRange(0), default=3, show_default=True, help="The same, with torchft.")
 def main(faults: str, runs: int, torchft_runs: int, quick: bool, check: bool, path: Path | None) -> None:
     """Measure how long the survivors wait after the loss of a replica group, with our daemons and torchft's."""
     if quick:

@@ -149,20 +149,20 @@ def comeback(lines: Iterator[str], faults: int, ranks: int) -> Comeback:
             raised[int(words[1])] = float(words[2])
         elif words[:1] == ["steps"]:
             steps.setdefault(int(words[1]), []).append((float(words[2]), int(words[3]), int(words[4])))
-        if len(steps.get(faults, ())) == ranks:
+        if any(run >= faults and len(each) == ranks for run, each in steps.items()):
             break
     else:
         raise click.ClickException(f"the job has ended after {len(raised)} of {faults} faults")
     whole = [run for run in sorted(steps) if len(steps[run]) == ranks]  # a run may fail before its first step, too
     trained_at = {run: max(at for at, _, _ in steps[run]) for run in whole}
     after_s = [trained_at[next(later for later in whole if later > run)] - at for run, at in sorted(raised.items())]
-    second, last = steps[next(run for run in whole if run)], steps[faults]
+    second, last = steps[next(run for run in whole if run)], steps[whole[-1]]
     threads = max(step[1] for step in second), max(step[1] for step in last)
     return Comeback(after_s, threads, (max(step[2] for step in second), max(step[2] for step in last)))
 
 
 @benchmark("Seconds instead of minutes: two kills.")
-@click.option("--runs", default=20, show_default=True, help="How many kills; and five times as many faults in process.")
+@click.option("--runs", default=20, show_default=True, help="Kills; in process, five times as many faults.")
 def main(runs: int, quick: bool, check: bool, path: Path | None) -> None:
     """Measure restarts of training in process, by torchrun, and by a supervisor."""
     machine = show_machine()

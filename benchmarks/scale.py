@@ -236,11 +236,11 @@ def tls_bars(plain: Sequence[Stage], by_tls: Sequence[Stage]) -> list[Bar]:
 
 
 @benchmark("Seconds instead of minutes: 30 sessions.")
-@click.option("--size", type=click.IntRange(10), default=1000, show_default=True, help="Sessions.")
-@click.option("--joins", type=click.IntRange(1), default=5, show_default=True, help="How often one joins.")
-@click.option("--seconds", type=click.FloatRange(1), default=20.0, show_default=True, help="To watch them at rest.")
-@click.option("--heartbeat-timeout", type=click.FloatRange(1), default=5.0, show_default=True, help="In seconds.")
-@click.option("--tls", "with_tls", is_flag=True, help="All of it again with TLS, and the ratios.")
+@click.option("--size", type=click.IntRange(10), default=1000, show_default=True, help="Number of sessions.")
+@click.option("--joins", type=click.IntRange(1), default=5, show_default=True, help="Times that a group joins.")
+@click.option("--seconds", type=click.FloatRange(1), default=20.0, show_default=True, help="Seconds at rest.")
+@click.option("--heartbeat-timeout", type=click.FloatRange(1), default=5.0, show_default=True, help="Timeout in s.")
+@click.option("--tls", "with_tls", is_flag=True, help="Also measure with TLS, and print the ratios.")
 def main(
     size: int, joins: int, seconds: float, heartbeat_timeout: float, with_tls: bool, quick: bool, check: bool,
     path: Path | None,

@@ -2,12 +2,13 @@
 
 Messages annotate their fields with these types, and wire/codec.py applies the constraints. A check returns the value or
 raises InvalidRequest, which names the field. `Shortened` truncates a value on write and on read. `WireForm` converts
-between a field's type in Python and its type on the wire.
+between a field's type in Python and its type on the wire. `UnknownAs` keeps a message readable for older versions.
 """
 
 import math
 from collections.abc import Callable, Collection, Set
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import Annotated, Any, TypeVar
 
 from lighthouse_protocol.identity import check_name
@@ -130,6 +131,13 @@ class WireForm:
 @dataclass(frozen=True, slots=True)
 class DroppedIfInvalid:
     """Marks a field that is read as None if its value is invalid. The message itself stays valid."""
+
+
+@dataclass(frozen=True, slots=True)
+class UnknownAs:
+    """Member of an enum as which its field is read if this version does not know the value of a newer version."""
+
+    member: StrEnum
 
 
 def ranks_to_bits(ranks: Set[int]) -> bytes:

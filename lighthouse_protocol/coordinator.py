@@ -158,8 +158,8 @@ class LeaderSearch:
     - After a successful call, the client stays with that lighthouse.
     - If a follower refuses a call and names the leader, the client calls the leader at once. If that call fails too,
       the client ignores the leaders that further refusals name, until a call succeeds or the client pauses.
-    - After any other failure, the client calls the next address of its list at once. It pauses when there have been
-      as many failures as addresses.
+    - After any other failure, the client at once calls the next address of its list that it has not tried. It pauses
+      when it has tried all of them.
     """
 
     def __init__(self, addresses: Sequence[Address]) -> None:
@@ -167,7 +167,7 @@ class LeaderSearch:
         self._at = 0
         self._named: Address | None = None
         self._has_followed = False
-        self._failed = 0
+        self._tried: set[Address] = set()  # since the last success or pause
         self._has_met_follower = False
 
     @property
@@ -181,7 +181,7 @@ class LeaderSearch:
 
     def mark_served(self) -> None:
         """Record a successful call. The client stays with `address`."""
-        self._failed, self._has_followed = 0, False
+        self._tried, self._has_followed = set(), False
 
     def mark_failed(self, error: LighthouseError) -> bool:
         """Record that a call has failed, and set `address` to the next lighthouse to try.
@@ -189,21 +189,18 @@ class LeaderSearch:
         Return True if all addresses have failed, so the caller should pause before the next call.
         """
         self._has_met_follower |= isinstance(error, NotLeader)
+        self._tried.add(self.address)
         named = None if self._has_followed else _leader(error)
         if named is not None and named != self.address:
-            self._has_followed = True
-            if named in self._addresses:
-                self._at, self._named = self._addresses.index(named), None
-            else:
-                self._named = named
+            self._named, self._has_followed = named, True
             return False
-        if self._named is None:
-            self._at = (self._at + 1) % len(self._addresses)
         self._named = None
-        self._failed += 1
-        if self._failed < len(self._addresses):
+        following = (*self._addresses[self._at + 1 :], *self._addresses[: self._at + 1])
+        untried = [address for address in following if address not in self._tried]
+        self._at = self._addresses.index(untried[0] if untried else following[0])
+        if untried:
             return False
-        self._failed, self._has_followed = 0, False
+        self._tried, self._has_followed = set(), False
         return True
 
 

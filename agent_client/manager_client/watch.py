@@ -102,7 +102,7 @@ class RankWatch:
         self._revoked: dict[int, Revoked] = {}
         self._changed = threading.Condition()
         self._why_group_lost: str | None = None
-        self._faults: dict[FaultKind, float] = {}  # when each fault ordered by `lighthouse chaos` ends
+        self._faults: dict[str, float] = {}  # when each fault ordered by `lighthouse chaos` ends
 
     def ensure_open(self, *, wait_for_ready: bool) -> None:
         """Open the watch unless it is already open.

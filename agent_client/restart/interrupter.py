@@ -5,12 +5,13 @@ no line of the function may run after an abort, least of all one that saves a ch
 hang, so they run on a separate thread. They affect only the old generation, because the next generation starts only
 after the aborts have finished.
 
-`InterruptibleSection` raises an exception in a function that is running in another thread. It *delivers* the
-exception with PyThreadState_SetAsyncExc, only while the function is inside the section, and the interpreter raises it
-in that thread soon afterwards. Leaving the section takes the lock that a delivery holds, and then waits until an
-exception that was already delivered is raised. A delivery is never revoked, because PyThreadState_SetAsyncExc with
-None makes CPython 3.11 hang in the next traced function. If the main thread is blocked in a sleep, a lock or a socket
-operation, a signal with an empty handler wakes the thread, and the exception is raised in that handler.
+`InterruptibleSection` raises the exception in the thread that runs the function. In the main thread, the handler of
+WAKE_SIGNAL raises it, as Python raises KeyboardInterrupt. A signal also ends a sleep, a wait for a lock, and a socket
+operation, and its handler knows exactly which line it interrupts. In another thread, or if the script handles the
+signal itself, the exception is *delivered* with PyThreadState_SetAsyncExc, only while the function is inside the
+section, and the interpreter raises it in that thread soon afterwards. Leaving the section takes the lock that a
+delivery holds, and then waits until an exception that was already delivered is raised. A delivery is never revoked,
+because PyThreadState_SetAsyncExc with None makes CPython 3.11 hang in the next traced function.
 """
 
 import contextlib
@@ -49,10 +50,12 @@ _BRIEF_MODULES = frozenset(
 )
 _BRIEF = frozenset(
     {
+        ("logging", "acquire"),
         ("multiprocessing.popen_fork", "_launch"),
         ("multiprocessing.popen_forkserver", "_launch"),
         ("multiprocessing.popen_spawn_posix", "_launch"),
         ("multiprocessing.util", "__call__"),
+        ("threading", "__enter__"),
         ("torch.utils.data.dataloader", "__init__"),
         ("weakref", "__call__"),
     }
@@ -71,7 +74,8 @@ class InterruptibleSection:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._thread: int | None = None
-        self._can_wake = False
+        self._has_handler = False
+        self._is_signalled = False
         self._again_at = 0.0
         self._asked_at: float | None = None
 
@@ -85,45 +89,66 @@ class InterruptibleSection:
         Raises:
             Interruption: The generation had already ended, or the function was interrupted.
         """
-        self._can_wake = _listen()
+        self._has_handler, self._is_signalled = _install_handler(), False
         try:
             with self._lock:
                 if is_over():
                     raise Interruption
+                if self._has_handler:
+                    _in_main_thread.append(self)
                 self._thread, self._again_at, self._asked_at = threading.get_ident(), 0.0, None
             return function()
         finally:
             self.stop_delivery()
+            if self in _in_main_thread:
+                _in_main_thread.remove(self)
 
     def interrupt(self) -> bool:
         """Raise Interruption in the function, unless the function is running code that must complete.
 
-        Such code is an import, because the module would be unusable in the next attempt, or code that passes on a file
-        descriptor or a process, which would leak.
+        Such code is an import, because the module would be unusable in the next attempt; code that passes on a file
+        descriptor or a process, which would leak; or code that takes a lock, which would stay locked.
 
         Returns:
-            Whether the exception was delivered. False also within AGAIN_AFTER_S of the last delivery.
+            Whether the exception was delivered, or the signal was sent whose handler may raise it. False also within
+            AGAIN_AFTER_S of the last exception.
         """
         with self._lock:
             now = time.monotonic()
             self._asked_at = now if self._asked_at is None else self._asked_at
-            if self._thread is None or now < self._again_at or self._is_uninterrupted(self._thread, now):
+            if self._thread is None or now < self._again_at:
+                return False
+            if self._has_handler:
+                if not self._is_signalled:
+                    self._is_signalled = True
+                    signal.pthread_kill(self._thread, WAKE_SIGNAL)
+                return True
+            if self._must_complete(sys._current_frames().get(self._thread), now):  # pyright: ignore[reportPrivateUsage]
                 return False
             self._again_at = now + AGAIN_AFTER_S
-            thread = ctypes.c_ulong(self._thread)
-            ctypes.pythonapi.PyThreadState_SetAsyncExc(thread, ctypes.py_object(Interruption))
-            if self._can_wake:
-                signal.pthread_kill(self._thread, WAKE_SIGNAL)
+            ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(self._thread), ctypes.py_object(Interruption))
             return True
 
-    def _is_uninterrupted(self, thread: int, now: float) -> bool:
+    def raise_at(self, frame: FrameType | None) -> None:
+        """Raise Interruption in the main thread, if a signal was sent and the exception may be raised at `frame`.
+
+        The handler must not take the lock, because it may have interrupted the thread that holds the lock.
+        """
+        if not self._is_signalled:
+            return
+        self._is_signalled, now = False, time.monotonic()
+        if self._thread is None or now < self._again_at or self._must_complete(frame, now):
+            return
+        self._again_at = now + AGAIN_AFTER_S
+        raise Interruption
+
+    def _must_complete(self, frame: FrameType | None, now: float) -> bool:
         spares_brief = self._asked_at is not None and now < self._asked_at + BRIEF_S
-        frame = sys._current_frames().get(thread)  # pyright: ignore[reportPrivateUsage]
         while frame is not None and frame.f_code is not InterruptibleSection.run.__code__:
             code = frame.f_code
             if code.co_filename == _IMPORTLIB or is_uninterrupted(code):
                 return True
-            # A finalizer would swallow the exception. Other brief code passes on a descriptor or a process.
+            # A finalizer would swallow the exception. Other brief code passes on a descriptor or takes a lock.
             module, name = frame.f_globals.get("__name__"), code.co_name
             is_brief = name == "__del__" or module in _BRIEF_MODULES or (module, name) in _BRIEF
             if spares_brief and is_brief:
@@ -148,8 +173,12 @@ class InterruptibleSection:
                 continue
 
 
-def _listen() -> bool:
-    """Install a handler for the wake signal. Return whether the signal may be sent to this thread.
+_in_main_thread: list[InterruptibleSection] = []
+"""Sections that run in the main thread. Each one is inside the one before."""
+
+
+def _install_handler() -> bool:
+    """Install the handler of the wake signal. Return whether it can raise the exception in this thread.
 
     The handler stays installed, because without a handler a late signal would kill the process.
     """
@@ -157,13 +186,14 @@ def _listen() -> bool:
         return False
     found = signal.getsignal(WAKE_SIGNAL)
     if found is signal.SIG_DFL:
-        signal.signal(WAKE_SIGNAL, _ignore_signal)
+        signal.signal(WAKE_SIGNAL, _on_wake_signal)
         return True
-    return found is _ignore_signal
+    return found is _on_wake_signal
 
 
-def _ignore_signal(number: int, frame: FrameType | None) -> None:
-    """Do nothing. Running any Python handler is enough to make the interpreter raise a delivered exception."""
+def _on_wake_signal(number: int, frame: FrameType | None) -> None:
+    for section in _in_main_thread:
+        section.raise_at(frame)
 
 
 KILLED_STATUS = 137  # the exit status that a shell reports after SIGKILL

@@ -442,6 +442,14 @@ class Ranks:
         self._release_slot(rank)
         rank.is_here, rank.session = False, None
 
+    def adopt_world_size(self, world_size: int) -> None:
+        """Drop the slots from `world_size` on, because the run has returned with other terms. No rank may be alive.
+
+        The other slots keep the records of their lost processes, so the next process in each is a successor. These
+        records name no host, because the new terms may assign the slots to other hosts.
+        """
+        self._slots = {slot: replace(rank, host="") for slot, rank in self._slots.items() if slot < world_size}
+
     def lapsed_ranks(self, now: float) -> list[Rank]:
         """Return the ranks without a stream whose timeout has expired. The caller must mark each of them as lost."""
         if not self._without_stream or now < self._lapses_from:
@@ -673,7 +681,8 @@ class Generations:
         if error is not None:
             return self._effects.append(events.RankRefused(entry.rank, error))
         if entry.terms != self.terms:  # check_hello admits other terms only if no rank is alive
-            self.terms, self.ranks = entry.terms, Ranks(self.config.rank_timeout_s)
+            self.terms = entry.terms
+            self.ranks.adopt_world_size(entry.terms.world_size)
         old = self.ranks.rank_of_slot(entry.rank.slot)
         if old is not None and old.is_here and old.rank != entry.rank:
             self.lose_rank(old, "its process has restarted", now)

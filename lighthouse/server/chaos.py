@@ -45,7 +45,7 @@ class ChaosService:
         number = next(self._numbers)
         rank = request.group_rank if request.HasField("group_rank") else None
         order = FaultOrder(number, FaultKind(request.kind), rank, request.seconds, request.delay_s)
-        FAULT_ORDER.read(FAULT_ORDER.write(order))  # checks the limits
+        FAULT_ORDER.read(FAULT_ORDER.write(order)).check_limits()
         driver = self._jobs.find_job(job_of(call, request.job, check_name(request.replica_id)))
         member = live_member(driver, request.replica_id)
         name, reply, incident = member.replica_id, FutureReply[FaultReport](), ""
@@ -65,7 +65,7 @@ class ChaosService:
                 return pb.InjectResponse()  # the caller only asks whether faults are allowed
             target = name if rank is None else f"{name}/{rank}"
             text = f"{order.kind} {target}" + (f" for {order.seconds:.3g} s" if order.seconds else "")
-            fields = event("chaos", job=driver.job, kind=order.kind.value, target=target, peer=call.caller)
+            fields = event("chaos", job=driver.job, kind=order.kind, target=target, peer=call.caller)
             log.warning("lighthouse chaos by %s: %s", call.caller, text, extra=fields)
             incident = driver.incidents.open_fault(name, text, target, report.step)
             await asyncio.sleep(max(order.seconds, MIN_HELD_S))

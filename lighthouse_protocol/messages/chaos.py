@@ -34,14 +34,18 @@ class FaultOrder:
     """Order to a manager to begin a fault. The manager forwards the kinds in IN_RANK to the rank."""
 
     number: Count
-    kind: FaultKind
+    kind: str  # a FaultKind, or an unknown kind of a newer lighthouse
     group_rank: GroupRank | None = None  # None for the whole group
     seconds: Age = 0.0
     delay_s: Age = 0.0  # of each message, for SLOW
 
-    def check(self) -> None:
-        """Raise InvalidRequest if the fault exceeds a limit, or if its kind does not apply to the target."""
-        most_s = MAX_STOP_S if self.kind is FaultKind.STOP else MAX_FAULT_S
+    def check_limits(self) -> None:
+        """Raise InvalidRequest if the fault exceeds a limit, or if its kind does not apply to the target.
+
+        The codec does not call this, because a manager must answer the order of a newer lighthouse with a FaultReport
+        instead of losing its session.
+        """
+        most_s = MAX_STOP_S if self.kind == FaultKind.STOP else MAX_FAULT_S
         if self.seconds > most_s:
             raise InvalidRequest(f"{self.seconds:g} s; {self.kind} may last up to {most_s:g} s", field="seconds")
         if self.delay_s > MAX_DELAY_S:

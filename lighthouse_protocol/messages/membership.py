@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Annotated, NamedTuple
 
-from lighthouse_protocol.constraints import Count, FilledText, Name, QuorumId, Reason, Shortened
+from lighthouse_protocol.constraints import Count, FilledText, Name, QuorumId, Reason, Shortened, UnknownAs
 
 MAX_PENDING_NAMED = 16
 
@@ -37,7 +37,7 @@ class DistrustKind(StrEnum):
 class Distrust:
     """A rank's report that its model state is unusable. The group then heals."""
 
-    kind: DistrustKind
+    kind: Annotated[DistrustKind, UnknownAs(DistrustKind.DIVERGENCE)]
     text: Reason  # names the rank and the step
     step: Count = 0  # tag of the expected state; 0 if unknown
     quorum_id: QuorumId = 0  # tag of the expected state; 0 if unknown

@@ -22,6 +22,7 @@ from lighthouse_protocol.constraints import (
     Seconds,
     Secret,
     Text,
+    UnknownAs,
 )
 from lighthouse_protocol.limits import MAX_GROUP_WORLD_SIZE
 from lighthouse_protocol.messages.chaos import FaultCancelled, FaultOrder, FaultReport
@@ -70,7 +71,8 @@ class QuorumOrder:
     """Order from the lighthouse to the managers in a standing quorum."""
 
     quorum_id: QuorumId
-    phase: QuorumPhase
+    # A phase that this version does not know stops the group, which then joins the next quorum.
+    phase: Annotated[QuorumPhase, UnknownAs(QuorumPhase.REVOKED)]
     upto: Count = 0  # last step to grant, if the phase is RESUMED
     reason: Reason = ""
     lost: Reason = ""  # group that was lost, if the phase is REVOKED and the group is known

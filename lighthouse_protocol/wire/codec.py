@@ -17,7 +17,7 @@ from google.protobuf.message import Message
 from google.protobuf.message_factory import GetMessageClass
 
 from lighthouse_protocol import refusals
-from lighthouse_protocol.constraints import DroppedIfInvalid, Shortened, WireForm
+from lighthouse_protocol.constraints import DroppedIfInvalid, Shortened, UnknownAs, WireForm
 from lighthouse_protocol.limits import cut_reason
 from lighthouse_protocol.messages.chaos import FaultOrder
 from lighthouse_protocol.messages.incident import Gathered, Incident, IncidentSummary, RankEvidence
@@ -161,6 +161,9 @@ def _field(hint: Any, field: Any, scope: dict[str, Any]) -> tuple[str, str]:
     write, read = write.format(write_one.format(f"value.{name}")), read_one.format(read.format(f"message.{name}"))
     if any(isinstance(constraint, DroppedIfInvalid) for constraint in constraints):
         scope[f"read_{name}"] = _or_none(scope[f"read_{name}"])
+    for constraint in constraints:
+        if isinstance(constraint, UnknownAs):
+            scope[f"member_{name}"].unknown = constraint.member
     if is_optional:
         write = write if write == f"value.{name}" else f"None if value.{name} is None else {write}"
         read = f"{read} if message.HasField({name!r}) else None"
@@ -195,7 +198,7 @@ def _constrained(
     for at, constraint in enumerate(constraints):
         key = f"{prefix}constraint_{name}_{at}"
         match constraint:
-            case DroppedIfInvalid():
+            case DroppedIfInvalid() | UnknownAs():
                 pass
             case Shortened(shorten):
                 scope[key] = shorten
@@ -221,13 +224,16 @@ def _schema_name(cls: type[Any]) -> str:
 
 
 class _Members(dict[Any, StrEnum]):
-    """Enum members by their value on the wire. Raises InvalidRequest for an unknown value."""
+    """Enum members by their value on the wire. Returns `unknown` for an unknown value, or raises InvalidRequest."""
 
     def __init__(self, field: str, members: Mapping[Any, StrEnum]) -> None:
         super().__init__(members)
         self._field = field
+        self.unknown: StrEnum | None = None
 
     def __missing__(self, value: Any) -> StrEnum:
+        if self.unknown is not None:
+            return self.unknown
         raise InvalidRequest(f"is {value!r}; this version knows {', '.join(map(str, self))}", field=self._field)
 
 

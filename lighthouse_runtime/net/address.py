@@ -1,5 +1,6 @@
 """Addresses of this host, to advertise to peers and to listen on."""
 
+import errno
 import fcntl
 import functools
 import ipaddress
@@ -269,6 +270,15 @@ def listening_socket(host: str, port: int) -> socket.socket:
     if host == "::":
         host = "0.0.0.0"
     return socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
+
+
+def is_port_taken(host: str, port: int) -> bool:
+    """Return whether another process listens on this port. Port 0 is never taken."""
+    try:
+        listening_socket(host, port).close()
+    except OSError as e:
+        return e.errno == errno.EADDRINUSE
+    return False
 
 
 def is_http_url(text: str) -> bool:

@@ -49,8 +49,9 @@ from lighthouse_protocol.rules.rate_limits import Peer, PeerLimits, PeerTable, R
 from lighthouse_protocol.wire import streams
 from lighthouse_protocol.wire.codec import status_of
 from lighthouse_runtime.log_event import event
-from lighthouse_runtime.net.address import resolves, split_bind
+from lighthouse_runtime.net.address import is_port_taken, resolves, split_bind
 from lighthouse_runtime.net.outbox import MAX_BYTES_TO_ALL, WriteGate
+from lighthouse_runtime.process.children import describe_listener
 from lighthouse_runtime.security.access import Access, Caller, admit, format_peer, is_local, names_in_certificate
 from lighthouse_runtime.server.streams import OutputGate, Requests, Sender
 from lighthouse_runtime.timing.pacing import SparseLog
@@ -286,6 +287,10 @@ class GrpcServer:
         Raises:
             InvalidRequest: The server cannot listen on `bind`.
         """
+        host, number = split_bind(bind, "--bind")
+        if is_port_taken(host, number):  # gRPC would print a line of its own
+            why = f"the port is in use by {describe_listener(number)}; choose another (port 0 takes a free one)"
+            raise InvalidRequest(f"cannot listen on {bind}: {why}", field="--bind")
         try:
             if credentials is None:
                 port = self._server.add_insecure_port(bind)
@@ -293,7 +298,7 @@ class GrpcServer:
                 port = self._server.add_secure_port(bind, credentials)
         except RuntimeError as e:
             why = "the port is taken, or the address is not this host's; choose another (port 0 takes a free one)"
-            if not resolves(split_bind(bind, "--bind")[0]):
+            if not resolves(host):
                 why = "this host name does not resolve here; give an address of this host, or [::]:PORT for all"
             raise InvalidRequest(f"cannot listen on {bind}: {why}", field="--bind") from e
         await self._server.start()

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from lighthouse_protocol.limits import cut_reason
 from lighthouse_protocol.messages.preemption import PreemptionNotice
-from lighthouse_protocol.rules.preemption import ANSWER_WITHIN_S, Action, Plan, most_urgent, plan
+from lighthouse_protocol.rules.preemption import ANSWER_WITHIN_S, Action, Plan, most_urgent, plan, save_left_s
 from lighthouse_runtime.log_event import event
 from lighthouse_runtime.ports import Timers
 from lighthouse_runtime.timing.timers import DeadlineTimer
@@ -31,6 +31,7 @@ class PreemptionWatch:
         self._notices: dict[tuple[int, str], PreemptionNotice] = {}
         self._others: int | None = None
         self._asked_at = 0.0
+        self._has_agents = False  # at the time of the notice
         self._plan = Plan(Action.STAY, "")
         self._save_until = 0.0
         self._timer = DeadlineTimer(self._decide, timers)
@@ -48,6 +49,13 @@ class PreemptionWatch:
                 return max(0.0, self._save_until - self._wall())
             case _:
                 return 0.0
+
+    @property
+    def exit_left_s(self) -> float:
+        """Seconds that the ranks have to exit before their host is taken away, or 0 without a notice."""
+        if self.notice is None or self.notice.is_advice:
+            return 0.0
+        return max(0.0, save_left_s(self.notice, self._wall()))
 
     def set_notice(self, host: int, source: str, notice: PreemptionNotice | None) -> None:
         """Record the current notice from one of a host's sources. `notice` is None if there is none."""
@@ -80,6 +88,7 @@ class PreemptionWatch:
                         "at an unknown time" if left_s is None else f"in {left_s:.0f} s", notice.reason, notice.source,
                         extra=event("preemption", source=notice.source, left_s=left_s))  # fmt: skip
         self.notice, self._others, self._asked_at = notice, None, self._wall()
+        self._has_agents = self._group.has_ranks
         self._group.report_preemption(notice)
         self._decide()
 
@@ -94,8 +103,11 @@ class PreemptionWatch:
             case Action.ASK:
                 self._timer.set_after(ANSWER_WITHIN_S)
             case Action.DRAIN | Action.SAVE:
-                if has_changed:
+                if has_changed and self._has_agents:
                     log.info("the group leaves after its step: %s", planned.reason, extra=event("preemption_drain"))
+                elif has_changed:
+                    log.info("no Agent is connected: the ranks receive SIGTERM, and have %.0f s to save and exit",
+                             self.exit_left_s, extra=event("preemption_drain"))  # fmt: skip
                 if not self.is_draining:
                     self.is_draining = True
                     assert self.notice is not None

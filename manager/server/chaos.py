@@ -16,7 +16,7 @@ from typing import Any, Protocol
 
 from lighthouse_protocol.messages.chaos import FaultCancelled, FaultKind, FaultOrder, FaultReport
 from lighthouse_protocol.messages.session import ToLighthouse, ToManager
-from lighthouse_protocol.refusals import LighthouseError, NotPermitted, WrongState
+from lighthouse_protocol.refusals import InvalidRequest, LighthouseError, NotPermitted, WrongState
 from lighthouse_runtime.log_event import event
 from lighthouse_runtime.ports import Timer, Timers
 from manager.group.driver import GroupDriver, LighthousePort
@@ -128,11 +128,11 @@ class FaultInjector:
             self._link.send(replace(report, error=e))
             return
         target = self._replica_id if order.group_rank is None else f"{self._replica_id}/{order.group_rank}"
-        fields = event("fault", kind=order.kind.value, target=target, seconds=order.seconds)
+        fields = event("fault", kind=order.kind, target=target, seconds=order.seconds)
         log.warning("lighthouse chaos: %s %s for %.3g s", order.kind, target, order.seconds, extra=fields)
         self._link.send(report)  # a cut or a delay does not affect it
         timer = self._timers.call_later(order.seconds, self._end_fault, order.number)
-        self._faults[order.number] = _Fault(order.kind, end, timer)
+        self._faults[order.number] = _Fault(FaultKind(order.kind), end, timer)
 
     def _end_fault(self, number: int) -> None:
         if (fault := self._faults.pop(number, None)) is not None:
@@ -141,9 +141,17 @@ class FaultInjector:
 
     def _start(self, order: FaultOrder, driver: GroupDriver) -> Callable[[], object]:
         """Start a fault, and return the function that ends it. Raise LighthouseError if the fault is not possible."""
-        kind, rank, seconds = order.kind, order.group_rank, order.seconds
         if not self._is_allowed:
             raise NotPermitted(f"the manager of replica group {self._replica_id} was started without --allow-chaos")
+        if order.kind not in set(FaultKind):
+            known = ", ".join(FaultKind)
+            raise InvalidRequest(
+                f"{order.kind!r} is unknown to the manager of replica group {self._replica_id}, which knows {known}; "
+                "install the lighthouse's version on its host",
+                field="kind",
+            )
+        order.check_limits()
+        kind, rank, seconds = FaultKind(order.kind), order.group_rank, order.seconds
         if any(fault.kind is kind for fault in self._faults.values()):
             raise WrongState(f"{self._replica_id}: another fault of kind {kind} has not ended yet")
         match kind:

@@ -89,7 +89,9 @@ class SupervisorConfig:
     health_check_timeout_s: float = setting(60.0, "Timeout of --health-check.", kind=Duration())
     node_timeout_s: float = setting(600.0, "Maximum time to wait for a missing host of the group.", kind=Duration())
     termination_grace_s: float = setting(
-        10.0, "Time from SIGTERM to SIGKILL of ranks; at most 1 s when the run is stopped.", kind=Duration()
+        10.0,
+        "Time from SIGTERM to SIGKILL of ranks; at most 1 s when the run is stopped, longer after a preemption notice.",
+        kind=Duration(),
     )
     log_dir: Path | None = setting(
         None, "Folder for output, one file per rank and attempt. Default: none.", kind=_FOLDER, metavar="FOLDER"

@@ -54,10 +54,13 @@ class SupervisorDriver:
             case messages.HelloRejected(error):
                 self.feed(events.EndAsked(1, f"this supervisor was refused by the lighthouse: {error}"))
 
-    def handle_manager_exit(self, status: int) -> None:
-        """Handle the exit of the group's manager. Status 0 means that the group has drained. Others are errors."""
+    def handle_manager_exit(self, status: int, grace_s: float) -> None:
+        """Handle the exit of the group's manager. Status 0 means that the group has drained. Others are errors.
+
+        After a preemption notice, `grace_s` is the time that the ranks have left.
+        """
         if status == 0:
-            self.feed(events.EndAsked(0, "the group has left its quorum"))
+            self.feed(events.EndAsked(0, "the group has left its quorum", grace_s=grace_s))
         else:
             self.feed(events.EndAsked(1, "its manager cannot use the lighthouse; see above"))
 

@@ -7,16 +7,14 @@ to start and stop ranks, and receives their reports of exits. worker_host.py is 
 """
 
 import asyncio
-import errno
 import itertools
 import logging
 import random
 import signal
-import socket
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from lighthouse_protocol.identity import parse_address
+from lighthouse_protocol.identity import Address, parse_address
 from lighthouse_protocol.messages import hosts
 from lighthouse_protocol.messages.hosts import GroupEnded, HaltRanks, StartRanks
 from lighthouse_protocol.messages.incident import ProcessSnapshot
@@ -26,7 +24,7 @@ from lighthouse_protocol.messages.session import EvidenceOffer, WatchHello
 from lighthouse_protocol.refusals import InvalidRequest, Superseded, Unreachable, WrongState
 from lighthouse_protocol.wire.streams import NODE_REQUESTS, NODE_RESPONSES
 from lighthouse_runtime.log_event import event
-from lighthouse_runtime.net.address import resolves_to_loopback
+from lighthouse_runtime.net.address import is_port_taken, resolves_to_loopback, split_bind
 from lighthouse_runtime.process.children import describe_listener
 from lighthouse_runtime.process.loop import STOP_SIGNALS
 from lighthouse_runtime.server.grpc_server import Call, Entry, Stream
@@ -197,18 +195,12 @@ class SupervisedStore:
     ) -> None:
         self._guard = guard
         self._command = Command((python, str(SCRIPT), str(port), host), {}, label, is_shown=False, has_input=True)
-        self._python = python
         self._port = port
         self._fail = fail
         self._delay_s = FIRST_DELAY_S
         self._started_at = 0.0
         self._has_served = False
         self._is_over = False
-
-    def check(self) -> None:
-        """Raise InvalidRequest if torch cannot be imported or the store's port is not free."""
-        check_torch(self._python)
-        check_port(self._port)
 
     def start(self) -> None:
         self._started_at = asyncio.get_running_loop().time()
@@ -239,19 +231,39 @@ class SupervisedStore:
             self.start()
 
 
-def check_port(port: int) -> None:
-    """Raise InvalidRequest if the port is not free. The message names the process that listens on it and the remedy."""
-    try:
-        socket.create_server(("", port)).close()
-    except OSError as e:
-        if e.errno != errno.EADDRINUSE:
-            raise InvalidRequest(f"cannot listen on {port}: {e.strerror}", field="--store-port") from None
-        raise InvalidRequest(
-            f"the group's store cannot listen on {port}: {describe_listener(port)} does. Replica groups that share a "
-            "host need master ports at least 3 apart (the store uses MASTER_PORT + 2): give each its own --master-port "
-            "or --store-port, or --store HOST:PORT of a running TCPStore",
-            field="--store-port",
-        ) from None
+_PORT_STEP = 100  # from this group's ports to those that an error suggests
+
+
+def check_ports(launch: Launch) -> None:
+    """Raise InvalidRequest if the port of the manager or of the group's store is taken.
+
+    The message names the processes that use these ports, and options with which the group can start.
+    """
+    settings, torchrun = launch.settings, launch.torchrun
+    (host, port), store_port = split_bind(launch.config.bind, "--bind"), settings.chosen_store_port
+    needed = {"manager": (host, port)} | ({"group's store": ("::", store_port)} if launch.serves_store else {})
+    taken = {who: number for who, (where, number) in needed.items() if is_port_taken(where, number)}
+    if not taken:
+        return
+    ports = (port, settings.master_port, store_port)
+    shifts = range(_PORT_STEP, 65536 - max(ports), _PORT_STEP)
+    shift = next((s for s in shifts if not any(is_port_taken("::", number + s) for number in ports)), -_PORT_STEP)
+    has_fixed_master = settings.store_port is not None or (torchrun is not None and bool(torchrun.master_port))
+    options = {
+        "manager": ("--bind", str(Address(host, port + shift))),
+        "group's store": ("--store-port", str(store_port + shift))
+        if has_fixed_master
+        else ("--master-port", str(settings.master_port + shift)),
+    }
+    whys = "; ".join(
+        f"the {who} cannot listen on {each}, which is in use by {describe_listener(each)}"
+        for who, each in taken.items()
+    )
+    raise InvalidRequest(
+        f"{whys}. Replica groups on one host need different ports; start this one with "
+        + " ".join(word for who in taken for word in options[who]),
+        field=", ".join(options[who][0] for who in taken),
+    )
 
 
 LOOPBACK = "127.0.0.1"
@@ -287,7 +299,9 @@ class HeadHost(HostSupervisor):
 
     async def _begin(self) -> None:
         config, settings = self._launch.config, self._launch.settings
+        check_ports(self._launch)
         if self._launch.serves_store:
+            check_torch(config.store_python)
             self._store = SupervisedStore(
                 self._guard,
                 config.store_python,
@@ -297,7 +311,6 @@ class HeadHost(HostSupervisor):
                 f"{config.replica_id}/store",
                 lambda why: self.feed(events.EndAsked(1, why)),
             )
-            self._store.check()
         daemon = ManagerDaemon(
             self._launch.manager_config(),
             self._launch.group_secret,
@@ -419,7 +432,7 @@ class HeadHost(HostSupervisor):
             await self._daemon.leave(then.why)
         while (left_s := self._save_left_s) > 0 and not self._over.done():
             await asyncio.wait((self._over,), timeout=left_s)
-        self.feed(then)
+        self.feed(replace(then, grace_s=self._exit_left_s))
 
     @property
     def _is_preempted(self) -> bool:
@@ -431,12 +444,16 @@ class HeadHost(HostSupervisor):
             return 0.0
         return self._preemption.save_left_s
 
+    @property
+    def _exit_left_s(self) -> float:
+        return self._preemption.exit_left_s if self._preemption is not None else 0.0
+
     def _handle_manager_exit(self, status: int) -> None:
         """Handle the exit of the manager. If the ranks may still have to save a checkpoint, wait for that first."""
         if status == 0 and (left_s := self._save_left_s) > 0:
             self._loop.call_later(left_s, self._handle_manager_exit, status)
         else:
-            self._driver.handle_manager_exit(status)
+            self._driver.handle_manager_exit(status, self._exit_left_s)
 
     # -- Group, for the driver
 

@@ -142,6 +142,24 @@ class TestEnds:
             assert supervisor.wait() == 143
             assert "[a/0] saved" in supervisor.log()
 
+    @pytest.mark.parametrize("source", ["file", "kubernetes"])
+    def test_a_notice_gives_a_script_without_an_agent_the_time_that_is_left(
+        self, lighthouse: Lighthouse, tmp_path: Path, source: str
+    ) -> None:
+        script = "trap 'sleep 1.5; echo saved; exit 0' TERM; echo runs; while :; do sleep 0.05; done"
+        chosen = f"file={tmp_path}/notice" if source == "file" else source
+        options = ("--preemption", chosen, "--preemption-grace", "60s", "--termination-grace", "500ms")
+        with Supervisor(lighthouse.address, *options, command=script) as supervisor:
+            supervisor.wait_for_log("runs")
+            if source == "file":
+                (tmp_path / "notice").write_text("60")
+                supervisor.wait_for_log(r"no Agent is connected: the ranks receive SIGTERM, and have 5\d s")
+            else:
+                supervisor.signal(signal.SIGTERM)
+            assert supervisor.wait() == 143
+            assert "saved" in supervisor.log()
+            assert "leaves after its step" not in supervisor.log()
+
     def test_a_kill_is_a_restart(self, lighthouse: Lighthouse) -> None:
         options = {"command": SLEEP, "replica_id": "killed", "env": {MANAGER_SECRET_VARIABLE: SECRET}}
         with Supervisor(lighthouse.address, *QUICK, **options) as supervisor:

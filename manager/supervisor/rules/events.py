@@ -82,6 +82,7 @@ class EndAsked:
     why: str
     is_leaving: bool = False  # let the ranks complete their step first; an EndAsked without this flag follows
     is_urgent: bool = False  # repeated request: stop a leaving group immediately, or kill it in its grace period
+    grace_s: float = 0.0  # minimum time from SIGTERM to SIGKILL of the ranks, if it exceeds --termination-grace
 
 
 Event = (

@@ -186,9 +186,10 @@ class SupervisorMachine:
                 self._completed = reason
             case events.KillAsked(reason):
                 self._kill(reason, now)
-            case events.EndAsked(status, why, is_leaving, is_urgent):
+            case events.EndAsked(status, why, is_leaving, is_urgent, least_s):
                 has_grace = self._ending is None or self._ending.is_leaving or not is_urgent
-                self._end_group(status, why, math.inf if is_leaving else self._grace_s if has_grace else 0.0, now)
+                grace_s = max(self._grace_s, least_s) if has_grace else 0.0
+                self._end_group(status, why, math.inf if is_leaving else grace_s, now)
 
     def _handle_rank_end(self, ended: events.RankEnded, now: float) -> None:
         unit = self._unit_of[ended.rank]

@@ -172,6 +172,47 @@ def test_what_has_to_be_done_whole_is_ended_after_that() -> None:
     assert done == ["closed"]
 
 
+@pytest.mark.parametrize("is_main", [True, False], ids=["main thread", "other thread"])
+def test_no_lock_stays_taken(is_main: bool) -> None:
+    """gRPC's threads take the same conditions as the function: they would wait for them without end."""
+    section, condition, rounds = InterruptibleSection(), threading.Condition(), 20
+    held, taken, free = threading.Event(), threading.Event(), list[bool]()
+
+    def interrupt() -> None:
+        for _ in range(rounds):
+            with condition:
+                held.set()
+                time.sleep(0.05)  # the function waits for the lock
+            section.interrupt()  # it has the lock, but not the interpreter's
+            assert taken.wait(10)
+            taken.clear()
+            section.interrupt()
+            free.append(condition.acquire(timeout=5.0))
+            condition.release()
+
+    def function() -> None:
+        assert held.wait(10)
+        with condition:
+            held.clear()
+            taken.set()
+        spin()
+
+    def live() -> None:
+        for _ in range(rounds):
+            with pytest.raises(Interruption):
+                section.run(function, never)
+            section.stop_delivery()
+
+    threads = [threading.Thread(target=act, daemon=True) for act in ([interrupt] if is_main else [interrupt, live])]
+    for thread in threads:
+        thread.start()
+    if is_main:
+        live()
+    for thread in threads:
+        thread.join(60)
+    assert free == [True] * rounds
+
+
 class Finalized:
     """What a DataLoader's iterator does: its workers are told to end, and waited for."""
 

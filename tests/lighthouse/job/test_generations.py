@@ -204,6 +204,7 @@ class TestIdentity:
         stage.workers.clear()
         stage.start(0, 1)
         assert stage.running() == {0, 1}
+        assert [rank.rank.slot for rank in stage.machine.generations.ranks] == [0, 1]
         assert stage.number > 0
 
 

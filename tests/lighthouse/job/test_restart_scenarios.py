@@ -10,6 +10,7 @@ that is interrupted is ready at once, unless the run says obedient=False.
 
 import ast
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 from lighthouse.job.events import ProcessPaused, RanksBehind, ResumeAsked, RunVerdict, SessionEnded, StopAsked
@@ -50,6 +51,7 @@ OTHERS: dict[str, Callable[..., object]] = {
     "pass_without_a_tick": pass_without_a_tick,
     "moves_to_a_newer_stream": end_older_stream,
     "behind": lambda stage, *slots: (stage.feed(RanksBehind(slots, "incident 1")), stage.obey()),
+    "resize": lambda stage, size, **terms: setattr(stage, "terms", replace(stage.terms, world_size=size, **terms)),
     "stop": lambda stage: stage.feed(StopAsked("enough", "operator")),
     "resume": lambda stage: stage.feed(ResumeAsked()),
 }

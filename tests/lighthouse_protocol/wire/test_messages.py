@@ -12,12 +12,16 @@ from hypothesis import strategies as st
 
 from lighthouse_protocol.constraints import EntryCount, Shortened
 from lighthouse_protocol.messages import hosts, incident, run, session, status
+from lighthouse_protocol.messages.chaos import FaultOrder
 from lighthouse_protocol.messages.incident import RankEvidence, SelfReport
+from lighthouse_protocol.messages.membership import Distrust, DistrustKind
 from lighthouse_protocol.messages.progress import GroupView, OpenPhase, ProgressSample, RankName, RankView
+from lighthouse_protocol.pb.documented import lighthouse_pb2
 from lighthouse_protocol.refusals import InvalidRequest
 from lighthouse_protocol.wire import streams
 from lighthouse_protocol.wire.codec import (
     CODECS,
+    DISTRUST,
     GATHERED,
     INCIDENT,
     KEYS,
@@ -82,6 +86,22 @@ def test_of_any_bytes_a_message_is_read_or_refused(codec: Any, cls: type[Any], r
 @every_stream
 def test_a_newer_version_s_kind_of_message_is_skipped(stream: Stream[Any]):
     assert stream.read(stream.schema.FromString(field(1023, b""))) is None
+
+
+@pytest.mark.parametrize(
+    ("message", "read"),
+    [
+        ({"fault": {"number": 1, "kind": "clock", "seconds": 5e3}}, FaultOrder(1, "clock", seconds=5e3)),
+        ({"order": {"quorum_id": 7, "phase": 99}}, session.QuorumOrder(7, session.QuorumPhase.REVOKED)),
+    ],
+)
+def test_an_order_of_a_newer_lighthouse_can_be_read(message: dict[str, Any], read: Any):
+    assert streams.SESSION_RESPONSES.read(lighthouse_pb2.SessionResponse(**message)) == read
+
+
+def test_so_can_a_reason_for_a_heal_of_a_newer_version():
+    message = lighthouse_pb2.Distrust(kind="flood", text="wet")
+    assert DISTRUST.read(message) == Distrust(DistrustKind.DIVERGENCE, "wet")
 
 
 def spoiled(cls: type[Any], message: Any) -> Iterator[tuple[str, Any]]:

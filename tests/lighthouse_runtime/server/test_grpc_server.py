@@ -2,6 +2,8 @@
 
 import asyncio
 import importlib.util
+import os
+import socket
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -135,6 +137,18 @@ async def test_what_cannot_be_listened_on_is_refused_with_the_option(where: str,
     with pytest.raises(InvalidRequest, match=f"--bind: cannot listen on {where}: {why}"):
         await other.start(where)
     await other.stop(0)
+
+
+async def test_a_port_that_is_taken_is_refused_with_its_process_before_grpc_prints_a_line(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    other = GrpcServer({}, [], LoopbackAccess())
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        why = f"cannot listen on 127.0.0.1:{taken.getsockname()[1]}: the port is in use by process {os.getpid()} "
+        with pytest.raises(InvalidRequest, match=why):
+            await other.start(f"127.0.0.1:{taken.getsockname()[1]}")
+    await other.stop(0)
+    assert capfd.readouterr().err == ""
 
 
 async def test_a_caller_that_has_gone_while_it_is_refused_is_no_defect() -> None:

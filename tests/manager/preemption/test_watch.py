@@ -14,6 +14,7 @@ class Group:
     def __init__(self) -> None:
         self.done: list[str] = []
         self.has_left = False
+        self.has_ranks = True
 
     def report_preemption(self, notice: PreemptionNotice | None) -> None:
         self.done.append(f"report {notice and notice.reason}")
@@ -131,3 +132,20 @@ def test_a_withdrawal_cancels_a_drain_that_is_not_carried_out(has_left: bool, ca
         stage.watch.set_notice(0, "aws", stage.notice("again"))
         stage.watch.record_answer(1)
         assert stage.group.taken()[-1] == "drain preemption: again revocable"
+
+
+def test_ranks_without_an_agent_have_until_shortly_before_the_host_ends(caplog: pytest.LogCaptureFixture):
+    caplog.set_level(logging.INFO)
+    stage = Stage()
+    stage.group.has_ranks = False
+    assert stage.watch.exit_left_s == 0
+    stage.watch.set_notice(0, "aws", stage.notice("rebalance", None, is_advice=True))
+    assert stage.watch.exit_left_s == 0
+    stage.watch.set_notice(0, "aws", stage.notice("x", 60))
+    stage.loop.go(1)
+    stage.watch.record_answer(0)
+    said = "no Agent is connected: the ranks receive SIGTERM, and have 57 s to save and exit"
+    assert caplog.records[-1].getMessage() == said
+    assert stage.watch.exit_left_s == 60 - EXIT_MARGIN_S - 1
+    stage.loop.go(100)
+    assert stage.watch.exit_left_s == 0

@@ -7,7 +7,7 @@ import pytest
 
 from lighthouse_protocol.messages.chaos import FaultCancelled, FaultKind, FaultOrder, FaultReport
 from lighthouse_protocol.messages.session import DrainRequest, Leave
-from lighthouse_protocol.refusals import LighthouseError, NotPermitted, WrongState
+from lighthouse_protocol.refusals import InvalidRequest, NotPermitted, WrongState
 from manager.server.chaos import FaultInjector
 from tests.manager.recorders import Heard, Link
 from tests.virtual_loop import VirtualLoop
@@ -246,8 +246,21 @@ def test_faults_in_the_rank(kind: FaultKind) -> None:
         (FaultOrder(1, CUT, 0, 5.0), "cut hits the manager"),
         (FaultOrder(1, NAN, None, 5.0), "nan hits one rank"),
         (FaultOrder(1, OOM, None), "oom hits one rank"),
+        (
+            FaultOrder(1, "clock", 0, 5.0),
+            "kind: 'clock' is unknown to the manager of replica group a, which knows kill, stop",
+        ),
     ],
 )
-def test_orders_that_exceed_a_limit(order: FaultOrder, words: str) -> None:
-    with pytest.raises(LighthouseError, match=words):
-        order.check()
+def test_a_manager_refuses_the_orders_of_a_newer_lighthouse(order: FaultOrder, words: str) -> None:
+    stage = Stage()
+    stage.received(order)
+    [report] = stage.link.sent
+    assert isinstance(report, FaultReport)
+    assert report.number == 1
+    assert isinstance(report.error, InvalidRequest)
+    assert words in str(report.error)
+    stage.received(DrainRequest("x"))
+    assert stage.driver.told == drains("x")
+    assert not stage.ranks.struck
+    assert not stage.driver.rank.messages
