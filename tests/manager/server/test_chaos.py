@@ -262,5 +262,5 @@ def test_a_manager_refuses_the_orders_of_a_newer_lighthouse(order: FaultOrder, w
     assert words in str(report.error)
     stage.received(DrainRequest("x"))
     assert stage.driver.told == drains("x")
-    assert not stage.ranks.struck
+    assert not stage.ranks.signalled
     assert not stage.driver.rank.messages
