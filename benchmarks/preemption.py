@@ -80,18 +80,18 @@ class Host:
     async def probe(self, request: WatchHello, is_here: bool) -> ProcessSnapshot:
         return await probe_alone(request, is_here)
 
-    def strike(self, rank: int | None, number: int, *, is_largest: bool = False) -> None:
+    def send_signal(self, rank: int | None, number: int, *, is_largest: bool = False) -> None:
         raise WrongState("this group has no processes")
 
     def kept_states(self) -> tuple[KeptState, ...]:
         return ()
 
-    def preempted(self, source: str, notice: PreemptionNotice | None) -> None:
-        self.preemption.set(0, source, notice)
+    def handle_notice(self, source: str, notice: PreemptionNotice | None) -> None:
+        self.preemption.set_notice(0, source, notice)
 
     def handle(self, outcome: RankGivenUp | GroupGivenUp | Killed | PreemptionNoted) -> None:
         if isinstance(outcome, PreemptionNoted):
-            self.preemption.noted(outcome.others)
+            self.preemption.record_answer(outcome.others)
 
     async def leave(self) -> None:
         """Stop the manager once the group has left."""
@@ -199,7 +199,7 @@ class Job:
         time.sleep(random.uniform(0, 2 * STEP_S))
         at = time.monotonic()
         notice = PreemptionNotice("http", "benchmark", victim, time.time() + NOTICE_S)
-        self._daemons.loop.call_soon_threadsafe(group.host.preempted, "http", notice)
+        self._daemons.loop.call_soon_threadsafe(group.host.handle_notice, "http", notice)
         self._daemons.run(group.host.leave())
         left_s = time.monotonic() - at
         group.rank.thread.join(TIMEOUT_S)

@@ -171,11 +171,11 @@ def take_stacks(descriptor: int, state: ProcessState, offer: EvidenceOffer, with
     Raise NoStacksError if the process cannot be signalled, or has written nothing in time.
     """
     if not offer.signal:
-        raise NoStacksError("it has no handler that writes them")
+        raise NoStacksError("it has no handler that writes its stacks")
     if state.is_stopped:
-        raise NoStacksError("it is stopped, and runs no handler")
+        raise NoStacksError("it is stopped and cannot run a handler")
     if not state.handles(offer.signal):
-        raise NoStacksError(f"it has no handler for signal {offer.signal} any more, and would end by it")
+        raise NoStacksError(f"it has no handler for signal {offer.signal} any more, and the signal would kill it")
     try:
         with _opened(state.pid, offer.descriptor) as file:
             os.ftruncate(file, 0)  # discard earlier stacks
@@ -193,7 +193,7 @@ def _opened(pid: int, number: int) -> Generator[int, None, None]:
     """
     path = f"/proc/{pid}/fd/{number}"
     if not os.readlink(path).startswith(_FILE):
-        raise NoStacksError("it has closed the file for them")
+        raise NoStacksError("it has closed the file for its stacks")
     file = os.open(path, os.O_RDWR)
     try:
         yield file
@@ -219,7 +219,7 @@ STACKS_WITHIN_S = 2.0
 PROBE_TIMEOUT_S = 2.5  # including slow reads of /proc on a busy host
 OUTPUT_WITHIN_S = 2.0
 
-ELSEWHERE = "process: it is on another host, or in another pid namespace, than its manager"
+ELSEWHERE = "process: it runs on another host or in another pid namespace than its manager"
 NO_OUTPUT = "output: only `lighthouse-manager run` keeps it"
 
 # Arguments: the rank's hello, which describes its process, and whether the process runs on this host.
@@ -261,7 +261,7 @@ def _probe(pid: int, started: int, offer: EvidenceOffer) -> ProcessSnapshot:
         try:
             state = read_process(pid)
         except OSError as e:
-            return ProcessSnapshot(missing=(f"stacks: not without /proc/{pid}", f"process: {e}"))
+            return ProcessSnapshot(missing=(f"stacks: /proc/{pid} cannot be read", f"process: {e}"))
         try:
             stacks, missing = take_stacks(descriptor, state, offer, STACKS_WITHIN_S), ()
         except NoStacksError as e:
@@ -275,8 +275,8 @@ async def _last(lines: Awaitable[tuple[str, ...] | None]) -> tuple[tuple[str, ..
         async with asyncio.timeout(OUTPUT_WITHIN_S):
             output = await lines
     except TimeoutError:
-        return (), (f"output: its keeper has not answered within {OUTPUT_WITHIN_S:g} s",)
-    return ((), ("output: its process is none of the supervisor's",)) if output is None else (output, ())
+        return (), (f"output: its supervisor has not answered within {OUTPUT_WITHIN_S:g} s",)
+    return ((), ("output: the supervisor does not run this process",)) if output is None else (output, ())
 
 
 async def _in_thread(work: Callable[[], T], within_s: float) -> T:
@@ -371,20 +371,20 @@ class EvidenceCollector:
             async with asyncio.timeout(GATHERED_WITHIN_S - 1.0):
                 return await self._gather(group_rank)
         except TimeoutError:
-            why = f"all of it: not found within {GATHERED_WITHIN_S - 1.0:g} s"
+            why = f"all evidence: not collected within {GATHERED_WITHIN_S - 1.0:g} s"
         except Exception as e:
             log.exception(
-                "cannot find out what rank %d is doing", group_rank, extra=event("evidence_failed", rank=group_rank)
+                "cannot collect evidence about rank %d", group_rank, extra=event("evidence_failed", rank=group_rank)
             )
-            why = f"all of it: {e.exceptions[0] if isinstance(e, ExceptionGroup) else e!r}"
+            why = f"all evidence: {e.exceptions[0] if isinstance(e, ExceptionGroup) else e!r}"
         return RankEvidence(group_rank, missing=(why,))
 
     async def _gather(self, group_rank: int) -> RankEvidence:
         began_at = self._clock()
         watch = self._newest.get(group_rank)
         if watch is None:
-            why = "all of it: it has opened no watch" if group_rank < self._size else "all of it: the group is smaller"
-            return RankEvidence(group_rank, missing=(why,))
+            why = "it has not opened a watch" if group_rank < self._size else "the group has no such rank"
+            return RankEvidence(group_rank, missing=(f"all evidence: {why}",))
         async with asyncio.TaskGroup() as probes:
             outside = probes.create_task(self._probe_process(replace(watch.hello, offer=None), _is_in_reach(watch)))
             own = probes.create_task(self._self_report(watch, outside))
@@ -414,10 +414,10 @@ class EvidenceCollector:
         if not watch.is_open or watch.hello.offer is None:
             return ProcessSnapshot()
         if found.is_stopped:
-            return ProcessSnapshot(missing=("stacks: its process is stopped, and runs no handler",))
+            return ProcessSnapshot(missing=("stacks: its process is stopped and cannot run a handler",))
         await asyncio.sleep(UNREAD_S)
         if watch.heard_at >= asked_at + UNDER_WAY_S:
-            return ProcessSnapshot(missing=("stacks: it runs Python, so that a signal might crash it",))
+            return ProcessSnapshot(missing=("stacks: it is running Python, and a signal might crash it",))
         again = await self._probe_process(watch.hello, _is_in_reach(watch))
         return replace(again, missing=tuple(why for why in again.missing if why.startswith("stacks: ")))
 
@@ -426,7 +426,7 @@ class EvidenceCollector:
         if not watch.is_open:
             return _silent("its watch has ended")
         if watch.hello.offer is None:
-            return _silent("its agent takes no questions")
+            return _silent("its Agent does not answer requests for evidence")
         key = watch, next(self._numbers)
         answer = self._asked[key] = asyncio.get_running_loop().create_future()
         try:
@@ -437,7 +437,7 @@ class EvidenceCollector:
                     return SelfReport(0, missing=("Flight Recorder: its process is stopped",))
                 return await answer
         except TimeoutError:
-            return _silent(f"no answer within {ANSWERED_WITHIN_S:g} s; something keeps it from running Python")
+            return _silent(f"no answer within {ANSWERED_WITHIN_S:g} s; something prevents it from running Python")
         except ConnectionError as e:
             return _silent(str(e))
         finally:

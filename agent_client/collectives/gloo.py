@@ -42,23 +42,23 @@ class Connections:
 
     def __init__(self, sockets: Iterable[socket.socket] = ()) -> None:
         self._sockets = list(sockets)
-        self._have_ended = False
+        self._has_shut_down = False
 
     def __del__(self) -> None:
         for each in self._sockets:
             each.close()
 
     def shut_down(self) -> None:
-        self._have_ended = True
+        self._has_shut_down = True
         sockets, self._sockets = self._sockets, []
         for each in sockets:
             with contextlib.suppress(OSError):  # the peer has closed it
                 each.shutdown(socket.SHUT_RDWR)
             each.close()
 
-    def have_ended(self) -> bool:
+    def has_shut_down(self) -> bool:
         """Return whether this rank or a peer has shut down a socket. If so, shut down all others."""
-        if self._have_ended:
+        if self._has_shut_down:
             return True
         ends = select.poll()
         for each in self._sockets:
@@ -66,7 +66,7 @@ class Connections:
                 ends.register(descriptor, select.POLLRDHUP)
         if ends.poll(0):
             self.shut_down()
-        return self._have_ended
+        return self._has_shut_down
 
 
 def socket_inodes() -> Inodes:
@@ -316,7 +316,7 @@ class GlooGroup:
 
     def _is_over(self) -> bool:
         """Return whether this rank or a peer has aborted the group. gloo itself may not notice until the timeout."""
-        if self._connections.have_ended():
+        if self._connections.has_shut_down():
             self.abort()
             return True
         return False

@@ -67,6 +67,6 @@ def abort_all() -> None:
             group.abort()
 
 
-def have_lost_a_peer() -> bool:
+def has_lost_peer() -> bool:
     """Return whether a peer of any of this process's groups has exited or aborted the group."""
-    return any(getattr(group, "has_lost_a_peer", False) for group in list(_groups))
+    return any(getattr(group, "has_lost_peer", False) for group in list(_groups))

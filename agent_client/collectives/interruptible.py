@@ -69,9 +69,9 @@ class InterruptibleGroup(ProcessGroup):
             gloo_wait.keep_until_done(list(self._under_way), backend)
 
     @property
-    def has_lost_a_peer(self) -> bool:
+    def has_lost_peer(self) -> bool:
         """True if a peer has closed its connections, unless this rank has aborted the group."""
-        return not self._is_aborted and any(connections.have_ended() for connections in list(self._gloo.values()))
+        return not self._is_aborted and any(connections.has_shut_down() for connections in list(self._gloo.values()))
 
     def run(self, method: str, *args: Any, **options: Any) -> Any:
         if self._is_aborted:
@@ -130,9 +130,9 @@ class InterruptibleWork(Work):
     def wait(self, timeout: timedelta = timedelta(0)) -> bool:
         if self._is_sliced:
             limit_s = timeout.total_seconds() or math.inf
-            gloo_wait.wait(self._work, self._backend, self._connections.have_ended, limit_s)
+            gloo_wait.wait(self._work, self._backend, self._connections.has_shut_down, limit_s)
         else:
-            gloo_wait.wait_in_thread(self._work, self._connections.have_ended, timeout)
+            gloo_wait.wait_in_thread(self._work, self._connections.has_shut_down, timeout)
         return True
 
     def synchronize(self) -> None:

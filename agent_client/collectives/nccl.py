@@ -46,7 +46,7 @@ WARNING = (
 )
 
 
-def may_end_the_process(default_backends: str) -> bool:
+def may_kill_process(default_backends: str) -> bool:
     """Return whether torch's monitor may kill this process after a peer is lost, given the default group's backends."""
     return "nccl" in default_backends and os.environ.get(DUMP, "1").lower() not in ("0", "n", "no", "f", "false")
 
@@ -56,7 +56,7 @@ class NcclConnector(Connector):
         if not distributed.is_nccl_available() or not torch.cuda.is_available():
             raise ConfigurationError("process_group: nccl needs a CUDA device, and a torch that was built with NCCL")
         self.device = torch.device("cuda", torch.cuda.current_device() if device is None else device)
-        if distributed.is_initialized() and may_end_the_process(distributed_c10d.get_backend_config()):
+        if distributed.is_initialized() and may_kill_process(distributed_c10d.get_backend_config()):
             log.warning("%s", WARNING)
         os.environ.setdefault(DUMP, "0")  # for the default group, if the script creates it later
 

@@ -190,7 +190,7 @@ class CatchUpDriver:
         if action is CatchUpAction.RETURN:
             self._return(held, assignment, [kept.content for kept in first])
         if machine.is_catching_up:
-            owner.work_at(*machine.followed)
+            owner.work_at(*machine.peer_tag)
 
     @not_itself_compiled  # the optimizer may be compiled, so that kept steps run the same code as on the peers
     def apply(self) -> None:
@@ -212,13 +212,13 @@ class CatchUpDriver:
             self._drop_transfer(reason)
             self.machine.record_failure(is_hopeless=True)
 
-    def torn(self) -> None:
+    def mark_torn(self) -> None:
         """Record that a committed step has not been applied, or only in part. The state is unusable until a heal."""
         if self.machine.is_catching_up:
             self._drop_transfer("the state is torn")
-            self.machine.torn()
+            self.machine.mark_torn()
 
-    # -- within
+    # -- internal
 
     def _poll(self) -> None:
         transfer = self._transfer
@@ -232,7 +232,7 @@ class CatchUpDriver:
             return
         self._snapshot = received = transfer.received.result()
         agent = received["agent"]
-        self.machine.arrived(Tag(agent["step"], agent["tag_quorum_id"]))
+        self.machine.record_arrival(Tag(agent["step"], agent["tag_quorum_id"]))
 
     def _drop_transfer(self, reason: str) -> None:
         if self._transfer is not None:
@@ -278,14 +278,14 @@ class CatchUpDriver:
         owner, received = self._owner, self._snapshot
         assert received is not None
         works_at = owner.tag
-        owner.installing()
+        owner.begin_install()
         try:
             self._state.install(received["train"])
         except Exception as e:
             raise AgentError(f"a peer's state was installed only partly: {e}; restart the group") from e
-        owner.installed(*works_at, owner.batches_committed)
+        owner.finish_install(*works_at, owner.batches_committed)
         self._batches, self._snapshot = received["agent"]["batches_committed"], None
-        self.machine.installed()
+        self.machine.record_install()
         log.info(
             "catching up: installed step %d, %d more to apply", self.machine.begins.step, len(self.machine.kept_steps)
         )
@@ -296,7 +296,7 @@ class CatchUpDriver:
         self._poll()
         self._keep()
         if self.machine.transfer is not Transfer.ARRIVED:
-            return self.machine.due()
+            return self.machine.due_steps()
         self._install()
         return ()
 
@@ -312,7 +312,7 @@ class CatchUpDriver:
         self._buffers = kept.content.buffers
         self._install_buffers()
         self._batches += kept.batches
-        self.machine.applied()
+        self.machine.record_applied()
         if not self.machine.is_catching_up:
             self._owner.batches_committed = self._batches
             log.info("caught up at step %d", self._owner.step)

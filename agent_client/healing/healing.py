@@ -45,12 +45,12 @@ LOG_INTERVAL_S = 1.0
 
 
 @contextmanager
-def logged(mark: HealMark, *, is_beside: bool = False) -> Generator[None]:
+def logged(mark: HealMark, *, is_catching_up: bool = False) -> Generator[None]:
     """Log the progress of the transfer in the `with` block. Then set `mark` to done or, after an exception, to failed.
 
-    If `is_beside`, the log lines say that the rank is catching up.
+    If `is_catching_up`, the log lines say that the rank is catching up.
     """
-    heal, is_over = GroupHeal(settled_s=0.0, is_beside=is_beside), threading.Event()
+    heal, is_over = GroupHeal(settled_s=0.0, is_catching_up=is_catching_up), threading.Event()
 
     def log_progress() -> None:
         now = time.monotonic()
@@ -147,9 +147,9 @@ class StateOwner(Protocol):
 
     def work_at(self, step: int, tag_quorum_id: int | None) -> None: ...
 
-    def installing(self) -> None: ...
+    def begin_install(self) -> None: ...
 
-    def installed(self, step: int, tag_quorum_id: int | None, batches_committed: int) -> None: ...
+    def finish_install(self, step: int, tag_quorum_id: int | None, batches_committed: int) -> None: ...
 
 
 MAX_REASON_CHARS = 300
@@ -168,14 +168,14 @@ class BackgroundFetch:
 
     def _run(self) -> None:
         try:
-            self.received.set_result(_run_logged(self._fetch, self._mark, self._activity, is_beside=True))
+            self.received.set_result(_run_logged(self._fetch, self._mark, self._activity, is_catching_up=True))
         except Exception as e:  # noqa: BLE001  CatchUpDriver polls `received`
             self.received.set_exception(e)
 
 
-def _run_logged(fetch: Fetch, mark: HealMark, activity: Activity, *, is_beside: bool = False) -> dict[str, Any]:
+def _run_logged(fetch: Fetch, mark: HealMark, activity: Activity, *, is_catching_up: bool = False) -> dict[str, Any]:
     began_at = time.monotonic()
-    with logged(mark, is_beside=is_beside):
+    with logged(mark, is_catching_up=is_catching_up):
         received = fetch.run()
     activity.heal_received(time.monotonic() - began_at, size_bytes(received["train"]))
     return received
@@ -255,9 +255,9 @@ class Healing:
         if received is None:
             return
         agent = received["agent"]
-        machine.installing()
+        machine.begin_install()
         self._state.install(received["train"])
-        machine.installed(agent["step"], agent["tag_quorum_id"], agent["batches_committed"])
+        machine.finish_install(agent["step"], agent["tag_quorum_id"], agent["batches_committed"])
 
     def fetch_in_background(self, assignment: Assignment) -> BackgroundFetch:
         """Start fetching the assigned source's state on another thread, while training continues."""
@@ -278,7 +278,7 @@ class Healing:
         if fetch is not None:
             fetch.cancel(reason)
         if ended >= self._quorum_id:
-            self._server.cut_off()
+            self._server.disconnect_readers()
 
     def close(self) -> None:
         self.revoke(None, "the Agent was closed")

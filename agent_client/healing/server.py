@@ -308,7 +308,7 @@ class StateServer:
             held, self._held = self._held, None
             self._withdrawn = held
             if held and not self._changed.wait_for(lambda: not held.readers, grace_s):
-                _cut_off(held.readers)
+                _shut_down_all(held.readers)
                 if not self._changed.wait_for(lambda: not held.readers, ABORT_TIMEOUT_S):
                     raise TimeoutError(f"the state of {held.key} is still being read {ABORT_TIMEOUT_S} s after its end")
             if self._withdrawn is held:
@@ -335,7 +335,7 @@ class StateServer:
         with self._changed:
             for kept in [each for each in self._kept.values() if should_drop(each)]:
                 del self._kept[kept.key]
-                _cut_off(kept.readers)
+                _shut_down_all(kept.readers)
 
     def refuse(self, key: StateKey, reason: str, secret: str = "") -> None:
         """Answer requests for `key` with the `reason` why that state cannot be sent. Call `refuse_up_to` as well."""
@@ -352,11 +352,11 @@ class StateServer:
             self._closed_to = max(self._closed_to, (quorum_id, step))
             self._changed.notify_all()
 
-    def cut_off(self) -> None:
+    def disconnect_readers(self) -> None:
         """Disconnect the readers of the current state immediately, even while `withdraw` is waiting for them."""
         with self._changed:
             for held in (self._held, self._withdrawn):
-                _cut_off(held.readers if held else set())
+                _shut_down_all(held.readers if held else set())
 
     def close(self) -> None:
         """Refuse waiting requests, close the socket and all connections, and end all threads. Idempotent."""
@@ -403,7 +403,7 @@ class StateServer:
                 held.readers.discard(reader)
                 self._changed.notify_all()
 
-    def was_read(self, held: StateOffer, count: int) -> None:
+    def record_read(self, held: StateOffer, count: int) -> None:
         """Record that `count` bytes of `held` were read. Drop `held` if it is a copy and all targets have read it."""
         with self._changed:
             if held.unread is None:
@@ -421,7 +421,7 @@ class StateServer:
             self._changed.notify_all()
 
 
-def _cut_off(readers: set[DeadlineSocket]) -> None:
+def _shut_down_all(readers: set[DeadlineSocket]) -> None:
     for reader in readers:
         with suppress(OSError):
             reader.shutdown(socket.SHUT_RDWR)
@@ -493,7 +493,7 @@ class _Handler(BaseHTTPRequestHandler):
         length = sum(last - first for first, last in stripes)
         self._start(200, {"Content-Type": "application/octet-stream", "Content-Length": length, **headers})
         self._write(held, (chunk for first, last in stripes for chunk in encoding.stripe(first, last)))
-        self._states.was_read(held, length)
+        self._states.record_read(held, length)
         logger.debug("sent %d bytes of the state of %s to %s", length, held.key, self.client_address)
         return None
 

@@ -13,7 +13,7 @@ from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 from torch.utils.data import DataLoader
 
 from agent_client.errors import ConfigurationError
-from agent_client.integrations.library import healing_beside, library
+from agent_client.integrations.library import library, train_state_entries
 from agent_client.state.train_state import TrainState
 from agent_client.step.agent import Agent
 from agent_client.step.config import AgentOptions
@@ -100,7 +100,7 @@ class FaultTolerantAccelerator(Accelerator):
         if any(isinstance(each, ReduceLROnPlateau) for each in schedulers):
             raise ConfigurationError("ReduceLROnPlateau moves by a metric of each group's own; use another scheduler")
         prepared = self.prepare_model(model, evaluation_mode=True)
-        state = TrainState(model, inner, **healing_beside(self.scaler, schedulers))
+        state = TrainState(model, inner, **train_state_entries(self.scaler, schedulers))
         self.agent = agent = Agent.from_env(state=state, **self._agent_options)
         self.register_for_checkpointing(agent)
         replicated = DistributedDataParallel(prepared, agent, **self._ddp_options)

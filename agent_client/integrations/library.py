@@ -36,7 +36,7 @@ def epochs_of(agent: Agent) -> float:
     return report["samples"] / report["length"] if report else 0.0
 
 
-def healing_beside(scaler: Any, schedulers: Sequence[Any] = ()) -> dict[str, Any]:
+def train_state_entries(scaler: Any, schedulers: Sequence[Any] = ()) -> dict[str, Any]:
     """Return the schedulers and the scaler as entries for a TrainState. All groups need them in the same order."""
     found = {f"scheduler_{number}": scheduler for number, scheduler in enumerate(schedulers)}
     return found if scaler is None else {**found, "scaler": scaler}

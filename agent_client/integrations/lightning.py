@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from agent_client.errors import ConfigurationError
-from agent_client.integrations.library import check_max_steps, epochs_of, healing_beside, library
+from agent_client.integrations.library import check_max_steps, epochs_of, library, train_state_entries
 from agent_client.state.train_state import TrainState
 from agent_client.step.agent import Agent
 from agent_client.step.config import AgentOptions
@@ -83,7 +83,7 @@ class FaultTolerantStrategy(SingleDeviceStrategy):
         _refuse(trainer, module, self.optimizers, self.lr_scheduler_configs)
         [inner] = self.optimizers
         schedulers = [config.scheduler for config in self.lr_scheduler_configs]
-        others = healing_beside(getattr(self.precision_plugin, "scaler", None), schedulers)
+        others = train_state_entries(getattr(self.precision_plugin, "scaler", None), schedulers)
         if self.agent is not None:
             self.agent.close()  # the Agent of an earlier fit()
         self.agent = agent = Agent.from_env(state=TrainState(module, inner, **others), **self._agent_options)

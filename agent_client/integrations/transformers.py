@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from agent_client.integrations.library import check_max_steps, epochs_of, healing_beside, library
+from agent_client.integrations.library import check_max_steps, epochs_of, library, train_state_entries
 from agent_client.state.train_state import TrainState
 from agent_client.step.agent import Agent
 from agent_client.step.config import AgentOptions
@@ -76,7 +76,7 @@ class FaultTolerance:
         """Create the optimizer and, on the first call, the Agent."""
         inner = super().create_optimizer(model)
         if self.agent is None:
-            others = healing_beside(self.accelerator.scaler) | {"trainer": _Progress(self)}
+            others = train_state_entries(self.accelerator.scaler) | {"trainer": _Progress(self)}
             state = TrainState(self.model, inner, **others)
             self.agent = Agent.from_env(state=state, **self._agent_options)
             self.optimizer = FaultTolerantOptimizer(inner, self.agent)

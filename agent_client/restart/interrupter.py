@@ -244,10 +244,10 @@ class ProcessGroups:
                 if open_groups is not None:
                     open_groups.abort_all()
 
-    def have_lost_a_peer(self) -> bool:
+    def has_lost_peer(self) -> bool:
         """Return whether a process group has lost a peer, which may have caused the function's exception."""
         open_groups = sys.modules.get("agent_client.collectives.group_spec")
-        return open_groups is not None and open_groups.have_lost_a_peer()
+        return open_groups is not None and open_groups.has_lost_peer()
 
     def recover(self) -> None:
         if self._torch is not None:

@@ -203,7 +203,7 @@ class WrappedCall(Generic[T]):
             except Exception as e:
                 reason = f"{type(e).__name__}: {e}"
                 self._last_error, self._left_by = reason, e
-                self._await_the_cause(run.number)
+                self._wait_for_cause(run.number)
                 if self._attempts.is_over(run.number):
                     log.info("iteration %d was interrupted: %s", self._state.iteration, reason)
                 else:
@@ -213,7 +213,7 @@ class WrappedCall(Generic[T]):
         self._attempts.raised(reason)
         return False
 
-    def _await_the_cause(self, number: int) -> None:
+    def _wait_for_cause(self, number: int) -> None:
         """Wait up to CAUSE_WITHIN_S for a report that a peer has failed.
 
         When a peer fails, collectives fail on this rank, often before the lighthouse notices the failure. If this rank
@@ -221,7 +221,7 @@ class WrappedCall(Generic[T]):
         the host counts as a single poll.
         """
         for _ in range(round(CAUSE_WITHIN_S / _POLL_S)):
-            if self._attempts.is_over(number) or not self._groups.have_lost_a_peer():
+            if self._attempts.is_over(number) or not self._groups.has_lost_peer():
                 return
             time.sleep(_POLL_S)
 

@@ -302,8 +302,8 @@ class Scalers:
         return any(isinstance(each, torch.amp.GradScaler) and each.is_enabled() for each in self.state.others.values())
 
     @property
-    def have_moved(self) -> bool:
-        """True if a scaler's state has changed since the step began, as when it skips a step and lowers its scale."""
+    def has_state_changed(self) -> bool:
+        """True if a scaler's state has changed since the step began, for example because it has skipped the step."""
         return any(self.state.others[name].state_dict() != begun for name, begun in self._begun.items())
 
     def restore(self) -> None:

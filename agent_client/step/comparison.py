@@ -207,7 +207,7 @@ class Comparison:
             return
         times_us = [time_us for place, time_us, *_ in sorted(row.payload for row in rows) if place]
         before = machine.shares
-        machine.divide(decide_shares(before, times_us, machine.world_size.size))
+        machine.set_shares(decide_shares(before, times_us, machine.world_size.size))
         self.shares_due = assignment.max_step + (SHARE_EVERY if all(times_us) else SHARE_AGAIN)
         if machine.shares != before:
             log.info("microbatches of a step, by group: %s", ", ".join(map(str, machine.shares)))
@@ -263,7 +263,7 @@ class Comparison:
             machine.fail_step(text)
 
     @property
-    def compares_gradients(self) -> bool:
+    def should_compare_gradients(self) -> bool:
         """True if the gradients must be compared, because a participant that is catching up will apply them later."""
         assignment, machine = self.machine.assignment, self.machine
         if assignment is None or not assignment.compares or machine.failure is not None or not self.check_every:
@@ -286,7 +286,7 @@ class Comparison:
 
     # -- announcements
 
-    def next_is_announced(self, tensor: torch.Tensor, name: str) -> bool:
+    def is_next_announced(self, tensor: torch.Tensor, name: str) -> bool:
         """Count the next reduction. Return whether it has already been announced together with an earlier one."""
         self._collectives += 1
         if not self.ahead or self.ahead[0] != Part(name, tensor.numel(), tensor.dtype):

@@ -128,7 +128,7 @@ class RankRound:
             try:
                 return self._internals.thread.submit(lambda: self._exchange(own, operation)).result()
             except EvaluationInterrupted as e:
-                self._internals.machine.lost_between(str(e))
+                self._internals.machine.record_loss_between_steps(str(e))
                 raise EvaluationInterrupted(f"{self._what}: {e}") from e
 
     # -- on the Agent's background thread
@@ -220,7 +220,7 @@ def evaluate_on_rank0(
 
 def _find_first(internals: Internals, opened: RankRound, what: str) -> int:
     """Return the replica_rank of the first group that holds the newest state. All ranks return the same number."""
-    own = json.dumps([OPERATION, what, internals.machine.step, internals.holds_state])
+    own = json.dumps([OPERATION, what, internals.machine.step, internals.has_state])
     received = opened.gather(own.encode(), OPERATION)
     places: list[tuple[bool, int]] = []
     for of_ranks in received:

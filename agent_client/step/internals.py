@@ -47,8 +47,8 @@ from agent_client.step.stop_signals import (
     StopSignals,
     close_at_end,
     close_attached,
+    forget_closed,
     uninterrupted,
-    was_closed,
 )
 from lighthouse_protocol.messages.membership import DistrustKind, Tag
 from lighthouse_protocol.messages.progress import DataUse
@@ -166,7 +166,7 @@ class Internals:
 
     @uninterrupted
     def close(self) -> None:
-        was_closed(self._agent)
+        forget_closed(self._agent)
         self.optimizer_watch.close()
         if self.keeper is not None:
             self.keeper.close()
@@ -240,7 +240,7 @@ class Internals:
         return self.catch_up is not None and self.catch_up.machine.is_catching_up
 
     @property
-    def holds_state(self) -> bool:
+    def has_state(self) -> bool:
         """True if this rank holds the complete state of the current step."""
         return not (self.catches_up or self.machine.is_torn)
 
@@ -249,8 +249,8 @@ class Internals:
         return self.runner.last.quorum_id if self.runner.last else 0
 
     @property
-    def forward_begins(self) -> bool:
-        return any(part.begins_steps for part in self.parts)
+    def can_forward_begin(self) -> bool:
+        return any(part.can_begin_step for part in self.parts)
 
     @never_compiled
     def last_slot(self) -> tuple[int, int]:
@@ -329,7 +329,7 @@ class Internals:
             self.wait_quorum()  # so that a copy of the state, or the last checkpoint, is complete before any change
         if has_moved and has_computed:
             self.fail_step("its gradients were computed before this rank had restored its state")
-        if self.keeper is not None and self.holds_state and not machine.must_install:
+        if self.keeper is not None and self.has_state and not machine.must_install:
             self.keeper.keep(self.position())
 
     def restore_kept(self, above: Tag | None = None) -> bool:
@@ -361,7 +361,7 @@ class Internals:
 
     def move_to(self, position: Mapping[str, Any]) -> None:
         """Continue training at a position that position() returned earlier. Load the state before this call."""
-        self.machine.installed(position["step"], position["tag_quorum_id"], position["batches_committed"])
+        self.machine.finish_install(position["step"], position["tag_quorum_id"], position["batches_committed"])
         self.scalers.forget_begun()
 
     def sum_over_group(self, tensor: torch.Tensor) -> torch.Tensor:
@@ -388,7 +388,7 @@ class Internals:
     def _digest_state(self) -> StepDigest | None:
         """Return a digest of the state with which the step begins, or None if this rank's state is not compared."""
         machine, every = self.machine, self.runner.comparison.check_every
-        if not every or machine.step % every or not self.holds_state:
+        if not every or machine.step % every or not self.has_state:
             return None
         digest = self._state_digests.take(self.state.compared(), machine.step // every)
         return StepDigest(machine.tag, digest, self._state_digests.count)
@@ -461,8 +461,8 @@ class Internals:
         self.begin_step()
         self._sync_order(part)
         if not accumulates:
-            part.pass_order.forward()
-        self.machine.computes(accumulates=accumulates)
+            part.pass_order.record_forward()
+        self.machine.record_compute(accumulates=accumulates)
 
     @never_compiled
     def begin_backward(self) -> None:
@@ -485,7 +485,7 @@ class Internals:
         return self.thread.submit(in_stream_order(packed, lambda: self.runner.receive_from_first(packed, entry)))
 
     def fail_step(self, reason: str) -> None:
-        self.thread.submit(lambda: self.machine.erred(reason)).result()
+        self.thread.submit(lambda: self.machine.record_error(reason)).result()
 
     def vote(self) -> bool:
         machine = self.machine
@@ -537,7 +537,7 @@ class Internals:
             part.share_buffers()
         if comparison.compares_end or not (machine.has_reduced and self.thread.is_idle):
             self._reach_all()
-        if comparison.compares_gradients:
+        if comparison.should_compare_gradients:
             digest = self._gradient_digests.take(self.state.optimized(), machine.step, lambda each: each.grad)
             reason = self._wait_for("peers", self.thread.submit(lambda: comparison.compare_gradients(digest)))
             if reason and self.catch_up is not None:
@@ -566,7 +566,7 @@ class Internals:
         log.error("%s; %s", text, APPLY_HINT)
         self.machine.tear(DistrustKind.NOT_APPLIED, f"rank {self.place.group_rank}: {text}")
         if self.catch_up is not None:
-            self.catch_up.torn()
+            self.catch_up.mark_torn()
 
     @never_compiled
     def call_on_commit(self) -> None:
@@ -584,9 +584,9 @@ class Internals:
         if machine.phase is Phase.IDLE or machine.is_in_backward or is_in_backward():
             return
         if order.has_reduced:
-            if self._starts_over() and order.starts_over():
+            if self._is_starting_over() and order.record_forward_after_reset():
                 self._discard_left_out(UNVOTED)
-        elif not accumulates and part.has_abandoned and order.repeats():
+        elif not accumulates and part.has_abandoned and order.has_abandoned_step():
             self._discard_left_out(LEFT_OUT)
 
     def _sync_order(self, part: StepPart) -> None:
@@ -600,7 +600,7 @@ class Internals:
         if not any(part.pass_order.has_reduced for part in self.parts):
             is_left_out, reason = bool(self.parts), LEFT_OUT
         else:
-            is_left_out, reason = self._starts_over(), UNVOTED
+            is_left_out, reason = self._is_starting_over(), UNVOTED
         if is_left_out:
             self._discard_left_out(reason)
         return is_left_out
@@ -616,9 +616,9 @@ class Internals:
         self.fail_step(f"{reason}{self.runner.samples_text()}. {SKIP_HINT}")
         self.vote()
         for part in self.parts:
-            part.pass_order.gave_up()
+            part.pass_order.record_discard()
 
-    def _starts_over(self) -> bool:
+    def _is_starting_over(self) -> bool:
         """Return whether the script is starting the step over, because it has reset gradients already reduced.
 
         A loop that accumulates still has the gradients. If the parameters have changed, as with SAM, or a GradScaler
@@ -630,7 +630,7 @@ class Internals:
             return False
         if self._state_version() != self._begun_version:
             return False
-        return not (self.scalers.have_moved if self.scalers.may_skip else may_skip())
+        return not (self.scalers.has_state_changed if self.scalers.may_skip else may_skip())
 
     def contribute_nothing(self) -> bool:
         """Reduce zeros instead of this rank's gradients. If this is impossible, disconnect and return False."""

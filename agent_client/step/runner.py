@@ -32,7 +32,7 @@ from agent_client.step.config import AgentConfig
 from agent_client.step.rendezvous import GroupPlace
 from agent_client.step.rules.comparison import Flag, join_names
 from agent_client.step.rules.machine import StepMachine
-from agent_client.step.rules.news import Loss, Patience, StepNews
+from agent_client.step.rules.news import Loss, RetryPolicy, StepNews
 from agent_client.step.script_check import may_skip
 from lighthouse_protocol.limits import cut_reason
 from lighthouse_protocol.messages.chaos import FaultKind
@@ -73,7 +73,7 @@ class StepRunner:
         """True if a step's quorum is requested when the step begins, instead of with the vote on the previous step. A
         group that heals in such a step contributes zeros, because it has computed nothing for the step."""
         self.attempt = StepAttempt(machine, manager, self.peers, config)
-        self._patience = Patience(config.max_consecutive_discards)
+        self._retry_policy = RetryPolicy(config.max_consecutive_discards)
         self.comparison = Comparison(machine, manager, self.peers, self.attempt, config, self.progress)
         self._nonfinite = ""
         """Description of the gradient that was not finite in this step, or an empty string."""
@@ -91,7 +91,7 @@ class StepRunner:
             assignment = self._request_quorum()
         self._log_for_group(self._news.pop_overdue(time.monotonic()))
         if isinstance(assignment, LighthouseError):
-            return machine.got_no_quorum(str(assignment))
+            return machine.record_quorum_failure(str(assignment))
         machine.accept_assignment(assignment)
         self.progress.numbers.begin_quorum(assignment.quorum_id, reductions_before)
         log_quorum(self.last, assignment)
@@ -99,14 +99,14 @@ class StepRunner:
         has_changed = is_first or (self.last is not None and self.last.contributors != assignment.contributors)
         self.last = assignment
         if is_first:
-            machine.divide(())  # shares of another quorum may overlap with those of its participants
+            machine.set_shares(())  # shares of another quorum may overlap with those of its participants
         comparison.begin_step(assignment, is_first=is_first)
         if self.catch_up is not None:
             self.catch_up.prepare_step(assignment)
             self.manager.asks_ahead = not assignment.catches_up
         if (reason := self._find_revocation(assignment)) is not None:
             return machine.fail_step(reason)
-        if machine.cannot_heal and machine.distrust is not None:
+        if machine.has_no_heal_source and machine.distrust is not None:
             raise AgentError(f"{machine.distrust.text}; no other group has a state to heal from: {RESTART}")
         if machine.is_unhealed and machine.distrust is not None:
             # The other ranks in the group have already begun this step, so finish it and vote no.
@@ -143,21 +143,21 @@ class StepRunner:
         If the manager refuses the request, return the error. The next step then sends another request. Raise AgentError
         if the manager has exited, or no later request can succeed.
         """
-        patience, manager_process = self._patience, self.place.manager_process
+        retry_policy, manager_process = self._retry_policy, self.place.manager_process
         while True:
             try:
                 assignment = self._request_once()
-                patience.reset()
+                retry_policy.reset()
                 return assignment
             except LighthouseError as e:
-                if reason := patience.refused(e, time.monotonic()):
+                if reason := retry_policy.record_refusal(e, time.monotonic()):
                     raise AgentError(f"the manager at {self.manager.address} rejected this rank: {reason}") from e
                 if manager_process is not None and not manager_process.is_alive:
                     raise AgentError("the group's manager ended; restart the group") from e
                 is_alive = self.manager.check_alive(e)
-                if news := patience.pop_news(e, time.monotonic()):
+                if news := retry_policy.pop_log_line(e, time.monotonic()):
                     log.error("step %d: %s", self.machine.step, news)
-                time.sleep(patience.backoff_s)
+                time.sleep(retry_policy.backoff_s)
                 if is_alive:
                     return e
 
@@ -281,7 +281,7 @@ class StepRunner:
         if divides_first:
             tensor /= self.machine.share.divisor
         with self.collective(entry, "all_reduce", tensor.shape, within_group=False):
-            is_announced = comparison.next_is_announced(tensor, name)
+            is_announced = comparison.is_next_announced(tensor, name)
             if not is_announced:
                 wrong = comparison.announce_reduction(tensor, name, flags, following)
                 if wrong is None or (wrong and not self._reject(name, wrong)):
@@ -293,7 +293,7 @@ class StepRunner:
                 wrong = comparison.announce_reduction(tensor, name, flags)
                 if wrong is None or not self._reject(name, wrong):
                     return
-        machine.reduced()
+        machine.record_reduction()
         if is_mean:
             if not divides_first:
                 tensor /= max(1, machine.divisor)
@@ -317,7 +317,7 @@ class StepRunner:
         self._nonfinite = f"{what} is not finite" + (f" ({name})" if name else "") + self.samples_text()
         if own in (wrong or assignment.replica_ids[:1]):
             self.progress.activity.reject(assignment.max_step, cut_reason(self._nonfinite), is_own=bool(wrong))
-        self.machine.erred(self._nonfinite)
+        self.machine.record_error(self._nonfinite)
         return False
 
     def samples_text(self) -> str:
@@ -338,7 +338,7 @@ class StepRunner:
                 return self.peers.drop()  # disconnect, because the others are waiting in an exchange
             with self.collective(self.progress.numbers.over(), "all_reduce", within_group=False):
                 if self.comparison.compare_end():
-                    self.machine.reduced()
+                    self.machine.record_reduction()
         elif not self.machine.has_reduced:
             self._reduce_over_peers(torch.zeros(1), self.progress.numbers.over())
         return None
@@ -355,7 +355,7 @@ class StepRunner:
         failure, assignment = machine.failure, machine.assignment
         if assignment is not None:
             self.progress.trace_decision(assignment.max_step, assignment.quorum_id, is_committed=commit)
-        machine.decided(commit)
+        machine.record_decision(commit)
         if machine.is_installing:
             raise AgentError(f"a peer's state was installed only partly: {failure}; restart the group")
         if not commit:
@@ -406,7 +406,7 @@ class StepRunner:
             return self._log_for_group(self._news.lost(Loss(*lost, machine.step, failed_at)))
         self._log_for_group(self._news.flush())
         text = f"step {machine.step} discarded: {reason}"
-        # Without a quorum, the step is repeated immediately, and Patience logs regularly what the rank is waiting for.
+        # Without a quorum, the step is repeated immediately, and RetryPolicy logs what the rank is waiting for.
         is_news = assignment is not None or text != self._last_discard
         log.log(logging.WARNING if is_news else logging.DEBUG, "%s", text)
         self._last_discard = text
@@ -415,7 +415,7 @@ class StepRunner:
         waits_for_healing = assignment.has_healing and assignment.replica_rank not in assignment.healing
         if waits_for_healing and not machine.has_erred:
             return None  # the failure was in the other ranks' transfer
-        machine.faulted()
+        machine.count_fault()
         if machine.faults >= self.config.max_consecutive_discards:
             names = ", ".join(assignment.replica_ids)
             raise AgentError(

@@ -103,7 +103,7 @@ def close_at_end(closable: Closable, *, is_of_process: bool = False) -> None:
     _open[closable] = is_of_process
 
 
-def was_closed(closed: Closable) -> None:
+def forget_closed(closed: Closable) -> None:
     _open.pop(closed, None)
 
 

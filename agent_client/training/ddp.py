@@ -48,7 +48,7 @@ HEAD_BYTES = 16
 
 
 @dataclass(frozen=True, slots=True)
-class _Alike:
+class _BufferGroup:
     """Buffers of the same dtype on the same device, which are copied in one call."""
 
     buffers: list[Tensor]
@@ -81,21 +81,21 @@ class SharedBuffers:
         self._internals, self._machine = agent.internals, agent.internals.machine
         self._find = find
         self._before: tuple[Tag, int, list[Tensor]] | None = None
-        self._coming: list[tuple[list[_Alike], Future[Tensor]]] = []
+        self._coming: list[tuple[list[_BufferGroup], Future[Tensor]]] = []
 
     def begin_step(self) -> None:
         machine = self._machine
         began = machine.tag, machine.ended
         if self._before is None or self._before[:2] != began:
             with torch.no_grad():
-                self._before = (*began, [alike.flat() for alike in self._alike()])
+                self._before = (*began, [alike.flat() for alike in self._group_buffers()])
 
     @torch.no_grad()
     def start(self) -> None:
         """Start receiving the buffers of the first participant. Do nothing if this group is the only participant."""
         self._coming = []
         if self._machine.has_peers:
-            for device, on_device in groupby(self._alike(), lambda alike: alike.buffers[0].device):
+            for device, on_device in groupby(self._group_buffers(), lambda alike: alike.buffers[0].device):
                 found = list(on_device)
                 head = torch.zeros(HEAD_BYTES, dtype=torch.uint8, device=device)
                 head[0] = MARK
@@ -117,17 +117,17 @@ class SharedBuffers:
     def restore(self) -> None:
         # If the tag has changed, a peer's state has been installed since then.
         if self._before is not None and self._before[0] == self._machine.tag:
-            for alike, before in zip(self._alike(), self._before[2], strict=True):
+            for alike, before in zip(self._group_buffers(), self._before[2], strict=True):
                 alike.assign(before)
 
-    def _alike(self) -> list[_Alike]:
+    def _group_buffers(self) -> list[_BufferGroup]:
         """Group the buffers by device and dtype, the widest dtype first, so that each buffer is aligned."""
         found: dict[tuple[torch.device, torch.dtype], list[Tensor]] = {}
         for buffer in self._find():
             if buffer.numel():
                 found.setdefault((buffer.device, buffer.dtype), []).append(buffer)
         keys = sorted(found, key=lambda key: (str(key[0]), -key[1].itemsize, str(key[1])))
-        return [_Alike(found[key]) for key in keys]
+        return [_BufferGroup(found[key]) for key in keys]
 
 
 MIB = 2**20
@@ -306,7 +306,7 @@ class DistributedDataParallel(parallel.DistributedDataParallel):
     # -- methods of StepPart
 
     @property
-    def begins_steps(self) -> bool:
+    def can_begin_step(self) -> bool:
         return self.training
 
     @property
@@ -479,7 +479,7 @@ class _Reduction:
         return self._layout[bucket + 1 :]
 
     def completed(self) -> None:
-        self.pass_order.reduced()
+        self.pass_order.record_reduction()
         self.reset()
 
     def reset(self) -> None:

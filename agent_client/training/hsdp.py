@@ -73,7 +73,7 @@ def replicate(module: nn.Module, agent: Agent) -> None:
 @never_compiled
 def _average(agent: Agent, sharding: "_ShardedPart", name: str, gradients: Tensor) -> None:
     agent.internals.begin_backward()
-    sharding.pass_order.reduced()
+    sharding.pass_order.record_reduction()
     engine: Any = torch.autograd.Variable._execution_engine  # pyright: ignore[reportPrivateUsage]
     engine.queue_callback(agent.internals.end_backward)
     agent.all_reduce(gradients, within_group=False, name=name).result()
@@ -85,7 +85,7 @@ class _ShardedPart:
         self.pass_order = PassOrder(counts=False)  # it is unknown in advance which microbatches will reduce
 
     @property
-    def begins_steps(self) -> bool:
+    def can_begin_step(self) -> bool:
         return self._module.training
 
     has_abandoned = False

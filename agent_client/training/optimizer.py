@@ -99,7 +99,8 @@ class FaultTolerantOptimizer(Optimizer):
         the step.
         """
         internals = self._agent.internals
-        if self._order.zeroes(has_computed=internals.machine.has_computed, forward_begins=internals.forward_begins):
+        has_computed, can_forward_begin = internals.machine.has_computed, internals.can_forward_begin
+        if self._order.should_begin_step(has_computed=has_computed, can_forward_begin=can_forward_begin):
             self._agent.start_quorum()
         self.wrapped.zero_grad(set_to_none)
 
@@ -120,7 +121,7 @@ class FaultTolerantOptimizer(Optimizer):
             ScriptMismatch: The other groups run different collectives in this step.
             AgentError: Too many consecutive steps were discarded, or this rank voted yes and cannot learn the decision.
         """
-        self._order.steps()
+        self._order.record_optimizer_step()
         self.last_loss = None
         if closure is not None:
             with torch.enable_grad():

@@ -105,31 +105,31 @@ class LightManager:
         self._flush()
 
     def _closed(self) -> None:
-        self._session.closed()
+        self._session.close_session()
         self._handed = None
         self._crowd.tally.closings += 1
 
     def _tick(self) -> None:
         if self._session.is_given_up(self._clock()):
-            self._session.closed()
+            self._session.close_session()
             self._link.give_up("no echo")
         self._flush()
 
     def _received(self, message: ToManager) -> None:
         match message:
             case Welcome(_, _, order):
-                self._session.welcomed(message, self._clock())
+                self._session.handle_welcome(message, self._clock())
                 if not self._was_welcomed:
                     self._was_welcomed = True
                     self._crowd.welcomed()
-                self._obey(order)
+                self._apply_order(order)
             case HeartbeatAck(_, _, order):
-                sent_at = self._session.acknowledged(message, self._clock())
-                self._obey(order)
+                sent_at = self._session.handle_ack(message, self._clock())
+                self._apply_order(order)
                 if sent_at is not None:
                     acked_s = self._clock() - sent_at
                     self._crowd.tally.longest_ack_s = max(self._crowd.tally.longest_ack_s, acked_s)
-                    self._requests.renew(sent_at + LEASE_SHARE * self._session.lease_s)
+                    self._requests.renew_lease(sent_at + LEASE_SHARE * self._session.lease_s)
             case JoinAccepted(join) | QuorumChanged(join):
                 if self._session.is_waiting(join):
                     self._handed = self._session.full_answer(message)
@@ -139,7 +139,7 @@ class LightManager:
                 self._crowd.tally.refusals += 1
                 self._waits = self._waits or self._session.end_join(join)
             case QuorumOrder():
-                self._obey(message)
+                self._apply_order(message)
             case _:
                 pass
         self._open()
@@ -147,10 +147,10 @@ class LightManager:
             self._ask()
         self._flush()
 
-    def _obey(self, order: QuorumOrder | None) -> None:
+    def _apply_order(self, order: QuorumOrder | None) -> None:
         if order is None:
             return
-        if self._requests.obey(order):
+        if self._requests.apply_order(order):
             self._crowd.tally.revokes += 1
             self._crowd.tally.revoked_at = time.monotonic()
             if self._computes:
@@ -173,7 +173,7 @@ class LightManager:
         """Request the next step, as a rank would."""
         now = self._clock()
         self._waits = False
-        if self._requests.offer(now):
+        if self._requests.grant_next(now):
             self._begin()
             return
         ask = QuorumRequest(0, 0, self._step, math.inf, tag_quorum_id=self._tag, commit_failures=self._failures)

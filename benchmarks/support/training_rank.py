@@ -51,12 +51,12 @@ class OurRank:
         tell("quorum", quorum_id, step, size)
         time.sleep(self._step_s)
         if self._all_reduce.run(quorum_id, step, assignment.replica_ids):
-            machine.reduced()
+            machine.record_reduction()
         if machine.must_install:
-            machine.installing()
-            machine.installed(step, None, 0)
+            machine.begin_install()
+            machine.finish_install(step, None, 0)
         commit = self._link.vote(step, machine.vote(), quorum_id=quorum_id, timeout_s=TIMEOUT_S)
-        machine.decided(commit)
+        machine.record_decision(commit)
         tell("commit" if commit else "discard", quorum_id, step, size)
 
     def _ask(self) -> Assignment:

@@ -23,12 +23,12 @@ from lighthouse.job.events import (
     JoinRefused,
     JournalOutdated,
     Left,
-    MemberBack,
     MemberDraining,
     MemberForgotten,
     MemberJoined,
     MemberLeft,
     MemberLost,
+    MemberReturned,
     NewcomersChanged,
     Ordered,
     QuorumEffect,
@@ -80,7 +80,7 @@ from lighthouse_protocol.rules.stall import StallVerdict
 from lighthouse_runtime.histogram import Histogram
 from lighthouse_runtime.log_event import event
 from lighthouse_runtime.ports import Peer, Reply, Timer, Timers
-from lighthouse_runtime.timing.timers import DeadlineTimer, SustainedNotice
+from lighthouse_runtime.timing.timers import DeadlineTimer, DelayedAlert
 
 log = logging.getLogger(__name__)
 
@@ -244,7 +244,7 @@ class WorldBroadcast:
         self._grid = Grid(())
         self._world: World | None = None
         self._waiting_for = ""
-        self._held_back = SustainedNotice(timers, self._log_held_back, HELD_BACK_LOGGED_AFTER_S)
+        self._held_back = DelayedAlert(timers, self._log_held_back, HELD_BACK_LOGGED_AFTER_S)
         self._timer = DeadlineTimer(self._send_next, timers)
 
     def add_receiver(self, number: int) -> None:
@@ -571,18 +571,18 @@ class JobDriver(MachineDriver[QuorumEvent, QuorumEffect]):
         return groups.get(wire_id) or groups.get(split_replica_id(wire_id)[0])
 
     @property
-    def remembers_end(self) -> bool:
-        return self.machine.remembers_end(self._clock())
+    def should_remember_end(self) -> bool:
+        return self.machine.should_remember_end(self._clock())
 
     @property
     def is_quiet(self) -> bool:
         has_ranks = any(run.has_ranks for run in self.list_runs())
         return self.machine.is_quiet(self._clock()) and not self._waiting and not self._sessions and not has_ranks
 
-    def was_late(self, by_s: float) -> None:
-        self.progress.was_late(by_s)
-        self.incidents.was_late(by_s)
-        super().was_late(by_s)
+    def handle_pause(self, by_s: float) -> None:
+        self.progress.handle_pause(by_s)
+        self.incidents.handle_pause(by_s)
+        super().handle_pause(by_s)
 
     def close(self, reason: str) -> None:
         """Refuse all pending calls and close all sessions, without counting any member as lost."""
@@ -631,7 +631,7 @@ class JobDriver(MachineDriver[QuorumEvent, QuorumEffect]):
         ledger, groups = self._incident_registry.ledger, self.machine.job.groups
         for effect in news:
             match effect:
-                case MemberJoined(replica_id) | MemberBack(replica_id):
+                case MemberJoined(replica_id) | MemberReturned(replica_id):
                     ledger.observe_group(self.job, groups.get(replica_id), now)
                 case MemberLost(replica_id, _, _, last_seen_at):
                     self.incidents.handle_loss(effect)
@@ -697,7 +697,7 @@ class JobDriver(MachineDriver[QuorumEvent, QuorumEffect]):
                 if (ended := self._sessions.get(session)) is not None:
                     self._waiting.drop_call(ended.join)
                 self._sessions.end_session_stream(session, error, reason)
-            case MemberJoined() | MemberBack() | MemberLost() | MemberLeft() | MemberForgotten() | MemberDraining():
+            case MemberJoined() | MemberReturned() | MemberLost() | MemberLeft() | MemberForgotten() | MemberDraining():
                 pass  # read by the timeline and the incidents
             case GridChanged() | NewcomersChanged():
                 pass  # read by the world broadcast

@@ -36,7 +36,7 @@ class MemberJoined:
 
 
 @dataclass(frozen=True, slots=True)
-class MemberBack:
+class MemberReturned:
     """A replica group that was lost or down is taking part again. `text` describes how."""
 
     replica_id: str
@@ -87,7 +87,7 @@ class ConnectionsCut:
     hold_s: float
 
 
-MemberEffect = MemberJoined | MemberBack | MemberLost | MemberLeft | MemberForgotten | MemberDraining
+MemberEffect = MemberJoined | MemberReturned | MemberLost | MemberLeft | MemberForgotten | MemberDraining
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,7 +143,7 @@ class Left:
 
 
 @dataclass(frozen=True, slots=True)
-class WasLate:
+class ProcessPaused:
     """The lighthouse process was paused for `by_s` seconds, so it receives the following events late."""
 
     by_s: float
@@ -236,7 +236,7 @@ class NewcomersChanged:
 
 
 GroupEvent = Joined | HeartbeatReceived | Withdrawn | SessionOpened | SessionHeartbeatReceived | SessionEnded | Left
-QuorumEvent = GroupEvent | WasLate | HostBusy
+QuorumEvent = GroupEvent | ProcessPaused | HostBusy
 JobEffect = QuorumFormed | QuorumResent | JobEnded | JoinRefused | JournalOutdated | ConnectionsCut
 SessionEffect = Welcomed | HeartbeatAnswered | Ordered | SessionRefused
 QuorumEffect = JobEffect | SessionEffect | MemberEffect | GridChanged | NewcomersChanged
@@ -418,6 +418,6 @@ class RunVerdict(StrEnum):
 
 
 RankEvent = RankJoined | RankReported | SessionEnded | RankLost | RanksBehind
-RunEvent = RankEvent | StopAsked | ResumeAsked | SupervisorJoined | SupervisorEnded | SupervisorAsked | WasLate
+RunEvent = RankEvent | StopAsked | ResumeAsked | SupervisorJoined | SupervisorEnded | SupervisorAsked | ProcessPaused
 GenerationEffect = GenerationFormed | GenerationSent | Interrupted | RankRefused | Completed | Stopped | Resumed
 RunEffect = GenerationEffect | RecordDue | SupervisorMessage | OutsiderIgnored | RecordChanged | IncidentChanged

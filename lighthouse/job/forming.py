@@ -213,7 +213,7 @@ class QuorumMachine:
         if holders_until is not None:
             self.standing.restore_standing(record, holders_until, holders_until + config.lease_s)
 
-    def remembers_end(self, now: float) -> bool:
+    def should_remember_end(self, now: float) -> bool:
         """Return whether the job ended less than END_KEPT_S ago and has absent groups, which may still arrive."""
         is_recent = self._ended_at is None or now < self._ended_at + END_KEPT_S
         return self.job_end.step is not None and bool(self.job_end.absent) and is_recent
@@ -242,7 +242,7 @@ class QuorumMachine:
             answer = self.presence.answer_unchanged_heartbeat(event, now)
             if answer is not None:
                 return [answer]
-        if isinstance(event, events.WasLate):  # before `_advance_time`, so that no group lapses because of the pause
+        if isinstance(event, events.ProcessPaused):  # before `_advance_time`, so that the pause lapses no group
             self.presence.postpone_after_pause(event.by_s, now)
         elif isinstance(event, events.HostBusy):  # before closings are judged
             self.presence.silence.postpone_judgement(now)
@@ -262,7 +262,7 @@ class QuorumMachine:
                 self.presence.handle_session_end(event, now)
             case events.Left():
                 self.presence.handle_leave(event, now)
-            case events.WasLate() | events.HostBusy():
+            case events.ProcessPaused() | events.HostBusy():
                 pass
         self._decide_and_form(now)
         return self.job.take_effects()

@@ -562,7 +562,7 @@ def decide_generation(
     return GenerationDecision(verdict, chosen, waits_since, short_since, now >= stops_at, min(later, default=None))
 
 
-def begins_by_restart(members: Sequence[Rank], current: GenerationState, restarts: RestartLog) -> bool:
+def is_process_restart(members: Sequence[Rank], current: GenerationState, restarts: RestartLog) -> bool:
     """Return whether a generation of `members` contains restarted processes or begins another launch of the run.
 
     A process counts as restarted if its supervisor reports an attempt above 0, or if another process had its slot
@@ -861,7 +861,7 @@ class Generations:
         counters = self.restarts.end_restart(
             self.terms.stride,
             self.wall_time(now),
-            is_process_restart=begins_by_restart(members, self.current, self.restarts),
+            is_process_restart=is_process_restart(members, self.current, self.restarts),
         )
         generation = Generation(chosen, counters)
         self.current = GenerationState(generation, chosen, began_at=now)

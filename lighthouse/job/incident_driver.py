@@ -166,7 +166,7 @@ class ProgressDriver:
             self._add_heal(group, view, now)
             self.watch.wake()
 
-    def was_late(self, by_s: float) -> None:
+    def handle_pause(self, by_s: float) -> None:
         """Record that the whole process was paused for `by_s` seconds. Call this before the next verdict."""
         self.known.pauses.add_pause(by_s, self._clock())
 
@@ -389,7 +389,7 @@ class IncidentDriver:
 
     # -- events
 
-    def was_late(self, by_s: float) -> None:
+    def handle_pause(self, by_s: float) -> None:
         """Extend pending evidence requests by the `by_s` seconds for which this process was paused."""
         for round_ in self._rounds.values():
             round_.due_at += by_s
@@ -405,7 +405,7 @@ class IncidentDriver:
         is_news = group is not None and group.reports.distrust != participant.distrust
         if group is not None and is_news:
             self._perform(self._incidents.record_distrust(group, participant.distrust, now, self._wall()))
-        if is_news or self._incidents.is_followed:
+        if is_news or self._incidents.is_awaiting_commit:
             self._perform(self._incidents.open_losses(now))
             step, quorum_id = participant.requested_step, participant.seen_quorum_id
             self._perform(self._incidents.record_step_reached(step, quorum_id, now))
@@ -423,7 +423,7 @@ class IncidentDriver:
 
     def handle_grant(self, held: HeldQuorum) -> None:
         """Check whether training has recovered, given the highest step that a member has granted in its quorum."""
-        if self._incidents.is_followed:
+        if self._incidents.is_awaiting_commit:
             self._perform(self._incidents.record_step_reached(held.granted, held.quorum_id, self._clock()))
 
     def handle_kill(self, replica_id: str, quorum_id: int, why: str) -> None:
@@ -449,7 +449,7 @@ class IncidentDriver:
         self._perform(self._incidents.end_slow_group(replica_id, self._clock()))
 
     def handle_quorum(self, quorum: Quorum, *, is_new: bool) -> None:
-        if self._incidents.awaits_quorum:
+        if self._incidents.is_awaiting_quorum:
             step, names = (
                 max(member.requested_step for member in quorum.participants),
                 {m.replica_id for m in quorum.participants},
@@ -487,7 +487,7 @@ class IncidentDriver:
 
     def handle_run_progress(self) -> None:
         """Check whether training has recovered, after a rank of one of the job's runs has sent a message."""
-        if self._incidents.is_followed:
+        if self._incidents.is_awaiting_commit:
             self._perform(self._incidents.record_step_reached(self._run_steps(), 0, self._clock()))
 
     @property

@@ -237,7 +237,7 @@ class _Lost:
         group = self.groups.get(replica_id)
         return group is not None and group.is_away
 
-    def mark_back(self, members: Collection[str]) -> bool:
+    def mark_returned(self, members: Collection[str]) -> bool:
         """Record that a quorum of `members` has formed. Return whether it contains the last of the missing groups."""
         back = [group for name, group in self.groups.items() if group.is_away and name in members]
         for group in back:
@@ -281,12 +281,12 @@ class IncidentMachine:
         self._slow_opened_at: dict[RankName, float] = {}
 
     @property
-    def is_followed(self) -> bool:
+    def is_awaiting_commit(self) -> bool:
         """True if the next committed step may change an incident."""
         return self._lost is not None or any(case.incident.summary.step_s is None for case in self._cases.values())
 
     @property
-    def awaits_quorum(self) -> bool:
+    def is_awaiting_quorum(self) -> bool:
         """True if the next quorum may change an incident."""
         return self._lost is not None or bool(self._cases)
 
@@ -554,7 +554,7 @@ class IncidentMachine:
                 effects.append(Changed(case.update_summary(quorum_s=now - case.fault_at, quorum_id=quorum_id)))
             if is_new or case.base is None:
                 case.base = step
-            if case.losses is not None and case.losses.mark_back(members):
+            if case.losses is not None and case.losses.mark_returned(members):
                 effects.append(Changed(case.update_summary(back_s=now - case.fault_at)))
         for id in [id for id, case in self._cases.items() if case.is_case_over]:
             del self._cases[id]

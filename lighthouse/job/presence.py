@@ -19,7 +19,7 @@ from collections.abc import Collection, Iterable, Iterator
 from lighthouse.job import events
 from lighthouse.job.events import ConnectionsCut, MemberDraining, MemberLeft, MemberLost
 from lighthouse.job.records import Group, Kind, Membership
-from lighthouse.job.roster import Job, is_reborn, refusal, sent_away, why_impostor
+from lighthouse.job.roster import Job, identity_error, is_reborn, refusal, unreachable_groups
 from lighthouse.job.standing import ResendQuorum
 from lighthouse_protocol.messages.membership import Participant
 from lighthouse_protocol.messages.session import (
@@ -350,7 +350,7 @@ class Presence:
                 )
         error = self._check_caller(event.participant, now, session=event.session)
         if error is None and event.session is not None and self.sessions[event.session].drains:
-            return _drains(event.participant.replica_id)
+            return _drained_error(event.participant.replica_id)
         if error is not None or self.job_end.step is None:
             return error
         return self.job_end.check_late_group(event.participant, self._other_live_groups(event.participant.replica_id))
@@ -533,7 +533,7 @@ class Presence:
             return None
         old = self._job.groups.get(participant.replica_id)
         is_cut = old is not None and self.silence.is_cut(old, now)
-        return why_impostor(participant, secret, self._job, is_cut=is_cut)
+        return identity_error(participant, secret, self._job, is_cut=is_cut)
 
     def _check_quorum_ids(
         self, participant: Participant | None, levels: GroupReport | None, now: float
@@ -593,7 +593,7 @@ class Presence:
             self._job.emit(events.Ordered(self.standing.current_order(), (member.session,)))
 
     def _evict_loopbacks(self, participant: Participant, now: float) -> None:
-        for member, error in sent_away(participant, self._job):
+        for member, error in unreachable_groups(participant, self._job):
             if member.call is not None:
                 self._job.emit(events.JoinRefused(member.call, error))
             if member.session is not None:
@@ -642,7 +642,7 @@ class Presence:
             member.drains = levels.drains
             self._job.update_counts(member)
         if levels.drains and member.call is not None:
-            self._job.emit(events.JoinRefused(member.call, _drains(name)))
+            self._job.emit(events.JoinRefused(member.call, _drained_error(name)))
             self._drop_join(member, now)
         if levels.down or not member.down:  # a group that is down is starting until it joins
             member.is_starting = levels.down in (STARTING, RESTARTING)
@@ -700,5 +700,5 @@ def staying_groups(groups: Iterable[Group]) -> set[str]:
     }
 
 
-def _drains(replica_id: str) -> Drained:
+def _drained_error(replica_id: str) -> Drained:
     return Drained(f"{replica_id} drains; it is in no further quorum")

@@ -261,14 +261,14 @@ Runs: TypeAlias = Sequence[Sequence[RunRank]]
 
 
 @dataclass(frozen=True, slots=True)
-class _Party:
+class _PeerRanks:
     """Ranks that share collectives and are therefore checked for stalls together."""
 
     ranks: list[RankView]
     is_complete: bool  # no rank is missing
 
 
-class RanksKept:
+class RankQuota:
     """Limits how many ranks of all jobs are stored, because each takes about a kilobyte."""
 
     def __init__(self, limit: int = MAX_RANKS_KEPT) -> None:
@@ -290,12 +290,12 @@ class JobProgress:
         self,
         groups: Mapping[str, Group],
         floor_s: float = FLOOR_S,
-        kept: RanksKept | None = None,
+        kept: RankQuota | None = None,
         slow_after_s: float = SLOW_AFTER_S,
     ) -> None:
         self._groups = groups
         self.slow_ranks = SlowRanks(slow_after_s)
-        self._kept = kept or RanksKept()
+        self._kept = kept or RankQuota()
         self._floor_s = floor_s
         self.pauses = PauseLog()
         self._past_s: dict[str, float] = {}  # seconds of former groups and managers, by phase
@@ -340,13 +340,13 @@ class JobProgress:
         If no rank is checked for stalls at present, return the shortest time that a verdict takes, or None if no group
         has a stored view.
         """
-        left_s = [time_left_s(party.ranks, self._floor_s) for party in self._parties(now, runs)]
+        left_s = [time_left_s(peers.ranks, self._floor_s) for peers in self._peer_sets(now, runs)]
         return min(left_s, default=self._floor_s if self._views else None)
 
     def verdict(self, now: float, runs: Runs = ()) -> StallVerdict | None:
         """Return the first stall found among the quorum's participants, the observed groups and the runs, or None."""
-        for party in self._parties(now, runs):
-            verdict = find_stall(party.ranks, floor_s=self._floor_s, is_complete=party.is_complete)
+        for peers in self._peer_sets(now, runs):
+            verdict = find_stall(peers.ranks, floor_s=self._floor_s, is_complete=peers.is_complete)
             if verdict is not None:
                 return verdict
         return None
@@ -362,24 +362,24 @@ class JobProgress:
         """Names of the groups whose ranks run without Agents. They train alone, outside quorums."""
         return [group.replica_id for group, view in self._views if view.is_observed]
 
-    def _parties(self, now: float, runs: Runs) -> list[_Party]:
+    def _peer_sets(self, now: float, runs: Runs) -> list[_PeerRanks]:
         views = self._views
         members = [(group, view) for group, view in views if group.is_participant]
         size = sum(group.is_participant for group in self._groups.values())
-        parties = [_Party([rank for each in members for rank in _aged(*each, now)], len(members) == size)]
+        sets = [_PeerRanks([rank for each in members for rank in _aged(*each, now)], len(members) == size)]
         for group, view in views:
             if view.is_observed and not group.is_participant:
                 alone = _aged(group, view, now)
-                parties.append(_Party(alone, len(alone) == view.group_world_size))
-        known = _processes(rank for party in parties for rank in party.ranks)
+                sets.append(_PeerRanks(alone, len(alone) == view.group_world_size))
+        known = _processes(rank for peers in sets for rank in peers.ranks)
         for run in runs:
             judged = [each.view for each in run if each.is_judged]
             own = [view for view in judged if view.process not in known]
-            parties.append(_Party(own, len(own) == len(judged)))
+            sets.append(_PeerRanks(own, len(own) == len(judged)))
         return [
-            _Party([self.pauses.without_pauses(rank, now) for rank in party.ranks], party.is_complete)
-            for party in parties
-            if party.ranks
+            _PeerRanks([self.pauses.without_pauses(rank, now) for rank in peers.ranks], peers.is_complete)
+            for peers in sets
+            if peers.ranks
         ]
 
     def places(self, now: float, runs: Runs = ()) -> tuple[RankPlace, ...]:

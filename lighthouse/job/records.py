@@ -193,7 +193,7 @@ def is_loopback(participant: Participant) -> bool | None:
     return participant.resolves_to_loopback or is_literal or (bool(store) and _is_literal_loopback(store))
 
 
-def unreachable(hidden: Participant, routable: Participant) -> WrongState:
+def loopback_error(hidden: Participant, routable: Participant) -> WrongState:
     """Return the error for the member `hidden`, whose loopback address the member `routable` cannot reach."""
     addresses = [text for text in (hidden.address, hidden.store_address) if text]
     literal = next(filter(_is_literal_loopback, addresses), None)
@@ -390,7 +390,7 @@ class Supervisor:
 
 
 @dataclass(frozen=True, slots=True)
-class Former:
+class PreviousLaunch:
     """The previous launch of the run, which was completed in generation `number`."""
 
     number: int
@@ -418,7 +418,7 @@ class RunRecord:
     """Number of the generation that completed the run, or None."""
     supervisors: tuple[Supervisor, ...] = ()
     excluded: tuple[ExcludedHost, ...] = ()
-    former: Former | None = None
+    former: PreviousLaunch | None = None
     ending: Mapping[str, str] = field(default_factory=dict[str, str])
     """Reason of the stop that each supervisor received, by the supervisor's incarnation."""
     failed_at: tuple[float, ...] = ()

@@ -72,12 +72,12 @@ class JobRegistry:
         self.closed = ""
         """Why the registry refuses new work. Empty while it accepts work."""
         self.lag = LoopLag(ports.timers)
-        self.lag.listen(self._was_late)
+        self.lag.listen(self._handle_pause)
         self.ports = replace(ports, check_lag=self.lag.check, guarded=self.guarded)
         self.runs = RunRegistry(self, rank_timeout_s)
 
-    def remember(self, records: Mapping[str, QuorumRecord]) -> None:
-        """Begin or resume accepting work after the store has been claimed. `records` are its quorum records, by job.
+    def load_records(self, records: Mapping[str, QuorumRecord]) -> None:
+        """Load the claimed store's quorum records, by job, and begin or resume accepting work.
 
         Until their leases expire, members may still hold quorums from an earlier lighthouse.
         """
@@ -177,7 +177,7 @@ class JobRegistry:
         A record that cannot be removed from the store remains there, which is harmless. Ended jobs are kept, unless
         `is_full`, so that late groups can be refused.
         """
-        for driver in [d for d in self._drivers.values() if d.is_quiet and (is_full or not d.remembers_end)]:
+        for driver in [d for d in self._drivers.values() if d.is_quiet and (is_full or not d.should_remember_end)]:
             if driver.machine.job_end.step is not None:
                 newest = {**self._ended, driver.job: driver.status()}
                 self._ended = dict(list(newest.items())[-ENDED_SHOWN:])
@@ -249,9 +249,9 @@ class JobRegistry:
             self._give_up(1)
             raise
 
-    def _was_late(self, by_s: float) -> None:
+    def _handle_pause(self, by_s: float) -> None:
         for driver in self._drivers.values():
-            driver.was_late(by_s)
+            driver.handle_pause(by_s)
 
 
 MAX_RUNS = 1000
@@ -271,7 +271,7 @@ class RunRegistry:
         self.jobs = jobs
         self._store = jobs.store
         self._rank_timeout_s = rank_timeout_s
-        jobs.lag.listen(self._was_late)
+        jobs.lag.listen(self._handle_pause)
         self._drivers: dict[RunName, RunDriver] = {}
         self._began_at: float | None = None  # when the first run was served
         self._stopped: dict[RunName, RunStatus] = {}
@@ -384,6 +384,6 @@ class RunRegistry:
         saved = self._store.load_run(name)
         return None if saved is None else saved_run_status(name, saved)
 
-    def _was_late(self, by_s: float) -> None:
+    def _handle_pause(self, by_s: float) -> None:
         for driver in self:
-            driver.was_late(by_s)
+            driver.handle_pause(by_s)

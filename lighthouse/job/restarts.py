@@ -22,7 +22,7 @@ from dataclasses import replace
 
 from lighthouse.job import events
 from lighthouse.job.generations import NAMES_KEPT_S, Generations
-from lighthouse.job.records import Former, KeySpaces, Membership, Row, RunConfig, RunRecord, Supervisor
+from lighthouse.job.records import KeySpaces, Membership, PreviousLaunch, Row, RunConfig, RunRecord, Supervisor
 from lighthouse_protocol.identity import group_of_supervisor, group_run
 from lighthouse_protocol.limits import MAX_GROUP_WORLD_SIZE
 from lighthouse_protocol.messages.run import (
@@ -127,7 +127,7 @@ class Supervisors:
         The supervisor may retry after DuplicateReplica, because the previous owner of its name may have died unnoticed.
         """
         known = self._names.get(entry.name)
-        if known is not None and self._keeps_name(known, entry, now):
+        if known is not None and self._is_name_reserved(known, entry, now):
             return DuplicateReplica(
                 f"supervisor {entry.name} is already running on {known.entry.host or 'an unnamed host'}; the one on "
                 f"{entry.host or 'an unnamed host'} has the same name: end one of them, or give each its own "
@@ -159,8 +159,8 @@ class Supervisors:
         known.refused = (*known.refused, entry.incarnation)[-FORMER_KEPT:]
         return True
 
-    def _keeps_name(self, known: Supervisor, entry: SupervisorHello, now: float) -> bool:
-        """Return whether the caller may not take the name or incarnation of the supervisor `known`."""
+    def _is_name_reserved(self, known: Supervisor, entry: SupervisorHello, now: float) -> bool:
+        """Return whether the name or incarnation of `entry` is reserved for the supervisor `known`."""
         if not known.secret or is_shown(entry.secret, known.secret):
             return False
         is_there = known.session is not None or (known.is_awaited and now < self._kept_until)
@@ -371,7 +371,7 @@ class RunMachine:
     # -- events and time
 
     def handle(self, event: events.RunEvent, now: float) -> Sequence[events.RunEffect]:
-        if isinstance(event, events.WasLate):  # before `lose_lapsed_ranks`, so that no rank lapses because of the pause
+        if isinstance(event, events.ProcessPaused):  # before `lose_lapsed_ranks`, so that the pause lapses no rank
             self.generations.postpone_timers(event.by_s, now)
             self.supervisors.extend_reservation(event.by_s)
         self.generations.lose_lapsed_ranks(now)
@@ -415,7 +415,7 @@ class RunMachine:
                 self._receive_from_supervisor(event, now)
             case events.ResumeAsked():
                 self._resume_run()
-            case events.WasLate():
+            case events.ProcessPaused():
                 pass
 
     def _finish_event(self, now: float, *, settles: bool = True) -> Sequence[events.RunEffect]:
@@ -440,10 +440,10 @@ class RunMachine:
     # -- ranks
 
     def _handle_rank_hello(self, entry: RankHello, session: int | None, now: float) -> None:
-        if self.former is not None and self._was_in(self.former, entry):
+        if self.former is not None and self._is_from_previous_launch(self.former, entry):
             self._effects.append(events.Completed(self.former.number, (entry.rank,)))
         else:
-            if self._may_begin_launch and entry.is_first and not self._is_of_launch(entry.rank):
+            if self._may_begin_launch and entry.is_first and not self._is_in_launch(entry.rank):
                 self._begin_launch()
             name = self.supervisors.find_name(entry.rank.supervisor)
             error = self.supervisors.why_excluded(entry.host, name) or self._check_slot(entry.rank, name)
@@ -502,19 +502,19 @@ class RunMachine:
         of_ranks = (rank.rank.supervisor for rank in self.generations.ranks)
         return tuple(dict.fromkeys((*self.supervisors.incarnations, *of_ranks)))
 
-    def _is_of_launch(self, rank: RankId) -> bool:
+    def _is_in_launch(self, rank: RankId) -> bool:
         """Return whether the rank's process or its supervisor belongs to the current launch."""
         return rank.supervisor in self._incarnations or self.generations.ranks.is_newest(rank)
 
     @staticmethod
-    def _was_in(former: Former, entry: RankHello) -> bool:
+    def _is_from_previous_launch(former: PreviousLaunch, entry: RankHello) -> bool:
         """Return whether the process belongs to `former`, the previous launch of the run."""
         numbers = [number for number in (entry.seen, entry.generation) if number is not None]
         return entry.rank.supervisor in former.incarnations or any(number <= former.number for number in numbers)
 
     def _begin_launch(self) -> None:
         assert self.completed is not None
-        self.former = Former(self.completed, self._incarnations)
+        self.former = PreviousLaunch(self.completed, self._incarnations)
         self.supervisors = Supervisors(excluded=self.supervisors.excluded_hosts)
         self.generations.begin_launch()
         self.keys = KeySpaces()
@@ -578,7 +578,7 @@ class RunMachine:
         error = self.supervisors.check_supervisor(entry, now)
         return None if error is None else HelloRejected(error)
 
-    def counts_for_all(self, session: int, membership: Membership) -> bool:
+    def can_stop_run(self, session: int, membership: Membership) -> bool:
         """Return whether a stop request on this supervisor's stream affects the whole run (`Supervisors`, rule 4)."""
         is_open = membership is Membership.OPEN and self.generations.current.generation is None
         return is_open or self._has_part(session, membership)
@@ -600,7 +600,7 @@ class RunMachine:
             case StopAsked(reason):
                 if known.entry.incarnation in self.supervisors.ending:
                     return
-                if self.counts_for_all(event.session, event.membership):
+                if self.can_stop_run(event.session, event.membership):
                     self._stop_for_all(reason, known.entry.name)
                 else:
                     self._stop_outsider(event.session, known.entry, reason)

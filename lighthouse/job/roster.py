@@ -23,10 +23,10 @@ from operator import attrgetter
 
 from lighthouse.job.events import (
     GridChanged,
-    MemberBack,
     MemberForgotten,
     MemberJoined,
     MemberLost,
+    MemberReturned,
     NewcomersChanged,
     QuorumEffect,
 )
@@ -39,7 +39,7 @@ from lighthouse.job.records import (
     QuorumConfig,
     QuorumRecord,
     is_loopback,
-    unreachable,
+    loopback_error,
 )
 from lighthouse.job.standing import Standing
 from lighthouse_protocol.messages.membership import Participant, Quorum
@@ -225,7 +225,7 @@ class Job:
             member = self._add_group(participant.replica_id, participant.incarnation, now)
             self._schedule_check(member, now)
         if member.down:
-            self.emit(MemberBack(member.replica_id, "all its ranks are connected"))
+            self.emit(MemberReturned(member.replica_id, "all its ranks are connected"))
             self.emit(GridChanged())
         member.has_missed, member.down, member.is_starting = False, "", False
         if member.missing is not NO_RANKS:
@@ -254,7 +254,7 @@ class Job:
         member.seen_at = now
         if not member.is_alive:
             member.is_alive = True
-            self.emit(MemberBack(member.replica_id, "is back"))
+            self.emit(MemberReturned(member.replica_id, "is back"))
             self.emit(GridChanged())
             self.update_counts(member)
             self._schedule_check(member, now)
@@ -448,7 +448,7 @@ def is_reborn(participant: Participant, old: Group) -> bool:
 #    requests count for the whole run (`Supervisors`).
 
 
-def why_impostor(participant: Participant, secret: str, job: Job, *, is_cut: bool) -> LighthouseError | None:
+def identity_error(participant: Participant, secret: str, job: Job, *, is_cut: bool) -> LighthouseError | None:
     """Return the error for a caller that may not act for its group, or None if it may.
 
     Args:
@@ -503,7 +503,7 @@ def refusal(
 ) -> LighthouseError | None:
     """Return the error for a group that may not be in the job, or None if it may.
 
-    Call `why_impostor` first, which checks the identity.
+    Call `identity_error` first, which checks the identity.
 
     Args:
         participant: The group that joins or opens a session.
@@ -518,23 +518,24 @@ def refusal(
             f"replica_id: {participant.replica_id} would be replica group number {job.present_count + 1}; "
             f"the lighthouse takes {job.config.max_replicas} (--max-members)"
         )
+    is_own_session = old is not None and session is not None and old.session == session
     return (
-        (None if old is None or (session is not None and old.session == session) else _duplicate(participant, old))
-        or (None if is_hello else _backwards(participant, old))
-        or (None if job.config.allow_heterogeneous or is_starting else _misfit(participant, job))
-        or _loopback(participant, job)
+        (None if old is None or is_own_session else _duplicate_error(participant, old))
+        or (None if is_hello else _step_decrease_error(participant, old))
+        or (None if job.config.allow_heterogeneous or is_starting else _size_error(participant, job))
+        or _loopback_error(participant, job)
     )
 
 
-def sent_away(participant: Participant, job: Job) -> list[tuple[Group, WrongState]]:
+def unreachable_groups(participant: Participant, job: Job) -> list[tuple[Group, WrongState]]:
     """Return the groups whose loopback addresses `participant` cannot reach, with the error that sends each away."""
     if is_loopback(participant) is not False:
         return []
     members = job.other_groups(participant.replica_id, Kind.LOOPBACK)
-    return [(m, unreachable(m.participant, participant)) for m in members if m.participant]
+    return [(m, loopback_error(m.participant, participant)) for m in members if m.participant]
 
 
-def _duplicate(participant: Participant, old: Group) -> DuplicateReplica | None:
+def _duplicate_error(participant: Participant, old: Group) -> DuplicateReplica | None:
     if old.participant is None or old.call is None or old.is_connected:
         return None
     before = old.participant
@@ -552,7 +553,7 @@ def _duplicate(participant: Participant, old: Group) -> DuplicateReplica | None:
     )
 
 
-def _backwards(participant: Participant, old: Group | None) -> InvalidRequest | None:
+def _step_decrease_error(participant: Participant, old: Group | None) -> InvalidRequest | None:
     """Return an error if the group's step has gone backwards, otherwise None.
 
     Groups whose ranks disagree about their state are exempt: they heal, and one of their ranks may still be receiving
@@ -573,7 +574,7 @@ def _backwards(participant: Participant, old: Group | None) -> InvalidRequest | 
     )
 
 
-def _misfit(participant: Participant, job: Job) -> WrongState | None:
+def _size_error(participant: Participant, job: Job) -> WrongState | None:
     if participant.group_world_size == 0:
         return None
     for size in list(job.counts):
@@ -593,12 +594,12 @@ def _misfit(participant: Participant, job: Job) -> WrongState | None:
     return None
 
 
-def _loopback(participant: Participant, job: Job) -> WrongState | None:
+def _loopback_error(participant: Participant, job: Job) -> WrongState | None:
     if not is_loopback(participant):
         return None
     for other in job.other_groups(participant.replica_id, Kind.ROUTABLE):
         if other.participant is not None:
-            return unreachable(participant, other.participant)
+            return loopback_error(participant, other.participant)
     return None
 
 

@@ -13,10 +13,10 @@ from dataclasses import dataclass, field, replace
 from typing import Generic, Protocol, TypeVar
 
 from lighthouse.job import events
-from lighthouse.job.events import WasLate
+from lighthouse.job.events import ProcessPaused
 from lighthouse.job.incidents import incident_of
 from lighthouse.job.log import log_effect
-from lighthouse.job.progress import RanksKept, RunRank
+from lighthouse.job.progress import RankQuota, RunRank
 from lighthouse.job.records import Membership, Rank, RunName, RunRecord
 from lighthouse.job.restarts import RunMachine
 from lighthouse.job.slow_ranks import SLOW_AFTER_S
@@ -63,7 +63,7 @@ class Ports:
     wall: Callable[[], float]
     """Returns the time in seconds since the epoch."""
     check_lag: Callable[[], None] = lambda: None
-    """Calls `was_late` on each driver if the process was paused."""
+    """Calls `handle_pause` on each driver if the process was paused."""
     guarded: Callable[[], AbstractContextManager[None]] = nullcontext
     """Returns a context manager for each write to the store."""
     refused: Callable[[LighthouseError], None] = lambda error: None
@@ -78,7 +78,7 @@ class Ports:
     """Shortest time without progress that counts as a stall."""
     slow_after_s: float = SLOW_AFTER_S
     """Seconds for which a rank must be slower than its peers before it counts as slow."""
-    ranks_kept: RanksKept = field(default_factory=RanksKept)
+    ranks_kept: RankQuota = field(default_factory=RankQuota)
 
     def check_lag_in_timer(self) -> None:
         with FROM_TIMER:
@@ -96,7 +96,7 @@ class Machine(Protocol[Handled, Returned]):
 class MachineDriver(Generic[Event, Effect]):
     """Feeds events to a state machine, performs the returned effects in order and sets the machine's timer."""
 
-    def __init__(self, machine: Machine[Event | WasLate, Effect], ports: Ports) -> None:
+    def __init__(self, machine: Machine[Event | ProcessPaused, Effect], ports: Ports) -> None:
         self._machine = machine
         self._ports = ports
         self._clock = ports.timers.time
@@ -104,13 +104,13 @@ class MachineDriver(Generic[Event, Effect]):
         self._numbers = itertools.count(1)
         self._is_closed = False
 
-    def was_late(self, by_s: float) -> None:
+    def handle_pause(self, by_s: float) -> None:
         """Postpone the machine's timeouts, because the whole process was paused for `by_s` seconds.
 
         Call this before any event that arrived during the pause.
         """
         now = self._clock()
-        self._perform(self._machine.handle(WasLate(by_s), now), now)
+        self._perform(self._machine.handle(ProcessPaused(by_s), now), now)
 
     def _feed(self, event: Event) -> None:
         if not self._is_closed:
@@ -139,17 +139,17 @@ class MachineDriver(Generic[Event, Effect]):
 
 @dataclass(frozen=True, slots=True)
 class Stream(Generic[W, M]):
-    who: W
+    owner: W
     peer: Peer[M]
 
 
 class Streams(dict[int, Stream[W, M]]):
     """Open streams of a run by session number, each with its rank or with its supervisor's hello."""
 
-    def who_of(self, session: int) -> W | None:
+    def owner_of(self, session: int) -> W | None:
         """Return the rank, or the supervisor's hello, of an open stream. Return None if the stream is not open."""
         stream = self.get(session)
-        return None if stream is None else stream.who
+        return None if stream is None else stream.owner
 
     def send_on(self, session: int, message: M) -> None:
         if (stream := self.get(session)) is not None:
@@ -193,13 +193,14 @@ class RankStreams:
 
     def remove_stream(self, session: int) -> None:
         stream = self.open.pop(session, None)
-        if stream is not None and self._newest.get(stream.who) == session:
-            del self._newest[stream.who]
+        if stream is not None and self._newest.get(stream.owner) == session:
+            del self._newest[stream.owner]
 
 
 ANSWERED_WITHIN_S = 3.0
 SILENT = (
-    f"all of it: no answer within {ANSWERED_WITHIN_S:g} s; it is stopped, or something keeps it from running Python"
+    f"all evidence: no answer within {ANSWERED_WITHIN_S:g} s; "
+    "it is stopped, or something prevents it from running Python"
 )
 OUTSIDE = "process and output: only managers report them, for ranks with an Agent"
 
@@ -355,7 +356,7 @@ class RunDriver(MachineDriver[events.RunEvent, events.RunEffect]):
         return session
 
     def receive_from_rank(self, session: int, message: run.FromRunRank) -> None:
-        rank = self._ranks.open.who_of(session)
+        rank = self._ranks.open.owner_of(session)
         if rank is None:
             return
         if isinstance(message, run.RankHello):
@@ -380,7 +381,7 @@ class RunDriver(MachineDriver[events.RunEvent, events.RunEffect]):
         return session
 
     def receive_from_supervisor(self, session: int, message: supervisor.FromSupervisor) -> None:
-        entry = self._supervisors.who_of(session)
+        entry = self._supervisors.owner_of(session)
         if entry is None:
             return
         match message:
@@ -389,17 +390,17 @@ class RunDriver(MachineDriver[events.RunEvent, events.RunEffect]):
             case supervisor.ProcessLost(rank, reason, output):
                 output = tuple(map(without_credentials, output))  # stored in files and bug reports
                 message = supervisor.ProcessLost(rank, reason, output)
-                if self.machine.generations.ranks.is_newest(rank) or not self._explains_loss(entry, message):
+                if self.machine.generations.ranks.is_newest(rank) or not self._report_exit(entry, message):
                     self._feed(events.RankLost(rank, reason, output, entry.name))
             case supervisor.StopAsked() | supervisor.HostExcluded():
                 self._feed(events.SupervisorAsked(session, message, self._membership(entry)))
             case supervisor.SupervisorHello():
                 raise InvalidRequest("a supervisor's stream has one", field="hello")
 
-    def counts_for_all(self, session: int) -> bool:
+    def can_stop_run(self, session: int) -> bool:
         """Return whether a stop request on this supervisor's stream affects the whole run (rule 4 of `Supervisors`)."""
-        entry = self._supervisors.who_of(session)
-        return entry is not None and self.machine.counts_for_all(session, self._membership(entry))
+        entry = self._supervisors.owner_of(session)
+        return entry is not None and self.machine.can_stop_run(session, self._membership(entry))
 
     def is_changed_by(
         self, entry: supervisor.SupervisorHello, asked: supervisor.StopAsked | supervisor.HostExcluded
@@ -414,7 +415,7 @@ class RunDriver(MachineDriver[events.RunEvent, events.RunEffect]):
             (excluded.host, excluded.supervisor) != (host, "") for excluded in self.machine.supervisors.excluded_hosts
         )
 
-    def _explains_loss(self, entry: supervisor.SupervisorHello, lost: supervisor.ProcessLost) -> bool:
+    def _report_exit(self, entry: supervisor.SupervisorHello, lost: supervisor.ProcessLost) -> bool:
         """Report the process's exit to the job. Return whether it may explain the loss of a replica group."""
         group, slot = group_of_supervisor(entry.name), lost.rank.slot
         slots = self.machine.supervisors.slots_of(group)

@@ -11,11 +11,11 @@ from dataclasses import replace
 from types import MappingProxyType
 
 from lighthouse.job.events import (
-    MemberBack,
     MemberDraining,
     MemberJoined,
     MemberLeft,
     MemberLost,
+    MemberReturned,
     QuorumEffect,
     QuorumFormed,
 )
@@ -301,7 +301,7 @@ class TimelineWriter:
             match effect:
                 case MemberJoined(replica_id):
                     self.timeline.add_entry(at_unix_s, TimelineKind.JOINED, (replica_id,))
-                case MemberBack(replica_id, text):
+                case MemberReturned(replica_id, text):
                     self.timeline.add_entry(at_unix_s, TimelineKind.JOINED, (replica_id,), text)
                 case MemberLost(replica_id, _, reason):
                     self._end_heal(replica_id)

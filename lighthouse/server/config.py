@@ -259,11 +259,11 @@ class LighthouseConfig:
         ):
             if given is not None and other is None:
                 raise ValueError(f"{option} also needs {needed}")
-        if self.insecure and self.asks_for_tls:
+        if self.insecure and self.is_tls_required:
             raise ValueError("--insecure and --tls-cert or --tls-client-ca contradict each other; leave one out")
 
     @property
-    def asks_for_tls(self) -> bool:
+    def is_tls_required(self) -> bool:
         """True if an option requires TLS even on a loopback address."""
         return self.tls_cert is not None or self.tls_client_ca is not None
 

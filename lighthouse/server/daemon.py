@@ -140,7 +140,7 @@ class LighthouseDaemon:
                 control=HttpControl(guard, page_acts(service, runs, incidents, security.audit)),
                 incident=lambda name, call: to_document(incidents.find(name, call)),
                 log=recent_lines,
-                redirect=self._elsewhere,
+                redirect=self._leader_redirect,
             )
         )
         self._repeating: tuple[asyncio.Task[None], ...] = ()
@@ -204,7 +204,7 @@ class LighthouseDaemon:
 
     async def _start(self) -> None:
         if self._shared is None and self._memory.claim():
-            self._jobs.remember(self._memory.load())
+            self._jobs.load_records(self._memory.load())
         await asyncio.to_thread(self._incidents.load_stored)
         http, grpc = self._security.http.files, self._security.grpc.files
         self.http_port = await self._http.start(self._config.http, http and http.for_http())
@@ -346,7 +346,7 @@ class LighthouseDaemon:
         Groups may still be training under standing quorums from the previous leader, as after a restart.
         """
         assert self._shared is not None
-        self._jobs.remember(self._shared.records.load())
+        self._jobs.load_records(self._shared.records.load())
         self._set_serving(True)
 
     def follow(self, refusal: NotLeader) -> None:
@@ -366,7 +366,7 @@ class LighthouseDaemon:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    def _elsewhere(self) -> LeaderRedirect | None:
+    def _leader_redirect(self) -> LeaderRedirect | None:
         if self._shared is None or (refusal := self._shared.refusal()) is None:
             return None
         status = self._shared.status()

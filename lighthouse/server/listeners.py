@@ -65,7 +65,7 @@ class ListenerSecurity:
         self._tokens: TokenFile | None = None
         self._identities: WatchedFile[Identities] | None = None
         self._errors: dict[str, str] = {}
-        if self._is_exposed or config.asks_for_tls:
+        if self._is_exposed or config.is_tls_required:
             folder = config.credentials_folder()
             has_own_ca = config.tls_cert is None
             self._credentials = load_or_make(folder, self._names()) if has_own_ca else load_or_make_tokens(folder)
@@ -85,7 +85,7 @@ class ListenerSecurity:
         return self._credentials.ca_pin if self._credentials is not None and self._files is not None else ""
 
     def _port_security(self, bind: str) -> PortSecurity:
-        if _is_loopback(bind) and not self._config.asks_for_tls:
+        if _is_loopback(bind) and not self._config.is_tls_required:
             return PortSecurity(LoopbackAccess(self.audit), None)
         assert self._tokens is not None
         if self._config.insecure:
@@ -207,7 +207,7 @@ def _is_loopback(bind: str) -> bool:
 
 def _audit_path(config: LighthouseConfig) -> Path | None:
     """Return the path of the audit log, next to the credentials or the journal, or None if there is neither."""
-    if config.asks_for_tls or not (_is_loopback(config.bind) and _is_loopback(config.http)):
+    if config.is_tls_required or not (_is_loopback(config.bind) and _is_loopback(config.http)):
         return config.credentials_folder().parent / "audit.jsonl"
     if config.journal == "none" or (config.journal is None and not split_bind(config.bind, "--bind")[1]):
         return None

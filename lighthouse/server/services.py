@@ -176,7 +176,7 @@ class RunService:
                 if message is None:
                     continue
                 if isinstance(message, StopAsked | HostExcluded):
-                    self._audit_request(call, driver, entry, message, driver.counts_for_all(session))
+                    self._audit_request(call, driver, entry, message, driver.can_stop_run(session))
                 driver.receive_from_supervisor(session, message)
         finally:
             driver.end_supervisor(session)
@@ -187,15 +187,15 @@ class RunService:
         driver: RunDriver,
         entry: SupervisorHello,
         asked: StopAsked | HostExcluded,
-        counts_for_all: bool,
+        can_stop_run: bool,
     ) -> None:
         """Record a supervisor's request in the audit log: as an action if it changes the run, else as a refusal."""
         what = type(asked).__name__
         target = f"job={driver.name[0]}, run={driver.name[1]}, by={entry.name}, reason={asked.reason}"
-        if counts_for_all and driver.is_changed_by(entry, asked):
+        if can_stop_run and driver.is_changed_by(entry, asked):
             self._audit.act(call.principal, call.caller, what, target)
         else:
-            self._audit.refuse(call.principal, call.caller, what, ALREADY if counts_for_all else NO_PART, target)
+            self._audit.refuse(call.principal, call.caller, what, ALREADY if can_stop_run else NO_PART, target)
 
     def _get(self, call: Call) -> RunDriver:
         """Return the driver of the run that a process joins. Charge the process and a new run to the peer's limits."""

@@ -167,7 +167,7 @@ class SharedStore:
         self._client = client
         self._listener = listener
         self.gate = OutputGate(self.refusal)
-        self.records = EtcdStore(client.address.prefix, self._wake, self.gate.block)
+        self.records = EtcdStore(client.address.prefix, self._wake, self.gate.hold)
         self._config = CandidateConfig(secrets.token_hex(8), ttl_s)
         self._timeout_s = self._config.request_timeout_s
         self._me = Leader(self._config.name, "", "", 0)
@@ -372,7 +372,7 @@ def _leader(found: tuple[KeyValue, ...]) -> Leader | None:
     """Parse the leader's key. Return None if it does not exist.
 
     Raises:
-        Damaged: If the key cannot be parsed, for example because another program wrote it. No lighthouse can then
+        DamagedRecord: If the key cannot be parsed, for example because another program wrote it. No lighthouse can then
             become the leader.
     """
     if not found:
@@ -380,4 +380,4 @@ def _leader(found: tuple[KeyValue, ...]) -> Leader | None:
     try:
         return parse(found[0].value)
     except ValueError as e:
-        raise store.Damaged(found[0].key, str(e)) from e
+        raise store.DamagedRecord(found[0].key, str(e)) from e

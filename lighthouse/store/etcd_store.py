@@ -47,7 +47,7 @@ class EtcdKeys(Keys):
         self.format = self._key("format")
 
 
-class Damaged(WrongState):
+class DamagedRecord(WrongState):
     def __init__(self, key: bytes, what: str) -> None:
         super().__init__(
             f"--store: {key.decode(errors='replace')!r} in etcd {what}; name another prefix, and keep this one: a job "
@@ -82,29 +82,30 @@ def read_row(key: bytes, raw: bytes, sets: Mapping[str, Sequence[bytes]]) -> byt
         sets: All parts of the row in etcd, by the name of their set.
 
     Raises:
-        Damaged: If a part is missing, or the value cannot be decompressed.
+        DamagedRecord: If a part is missing, or the value cannot be decompressed.
     """
     if raw.startswith(_IN_PARTS):
         name = raw.removeprefix(_IN_PARTS).decode(errors="replace")
         raw = b"".join(sets.get(name, ()))
         if hashlib.sha256(raw).hexdigest()[:16] != name:
-            raise Damaged(key, f"cannot be read: its parts {name!r} are not all there")
+            raise DamagedRecord(key, f"cannot be read: its parts {name!r} are not all there")
     try:
         return zlib.decompress(raw)
     except zlib.error as e:
-        raise Damaged(key, f"cannot be read: {e!r}") from e
+        raise DamagedRecord(key, f"cannot be read: {e!r}") from e
 
 
 def parse_number(key: bytes, raw: bytes) -> int:
     try:
         return int(raw)
     except ValueError as e:
-        raise Damaged(key, f"is no number: {raw[:40]!r}") from e
+        raise DamagedRecord(key, f"is no number: {raw[:40]!r}") from e
 
 
 def check_format(key: bytes, raw: bytes) -> None:
     if (found := parse_number(key, raw)) != FORMAT:
-        raise Damaged(key, f"says format {found}, and this lighthouse knows {FORMAT}: start the one that wrote it")
+        what = f"says format {found}, and this lighthouse knows {FORMAT}: start the one that wrote it"
+        raise DamagedRecord(key, what)
 
 
 # etcd takes 128 operations and 1.5 MiB in one transaction by default; a single record may need all of that.
@@ -143,7 +144,7 @@ class EtcdStore(Records):
         self._is_leading = False
 
     def take(self, found: Iterable[KeyValue]) -> None:
-        """Replace the records in memory with `found`, the content of etcd. Raise Damaged if one cannot be parsed."""
+        """Replace the records in memory with `found`, the content of etcd. Raise DamagedRecord if one is unreadable."""
         rows: list[KeyValue] = []
         foreign: list[bytes] = []
         sets: defaultdict[bytes, defaultdict[str, list[bytes]]] = defaultdict(lambda: defaultdict(list))
@@ -239,8 +240,8 @@ class EtcdStore(Records):
     def _queue(self, change: Change) -> None:
         self._changes.append((change, self._hold()))
 
-    def _damaged(self, key: bytes, what: str) -> Damaged:
-        return Damaged(key, what)
+    def _damaged(self, key: bytes, what: str) -> DamagedRecord:
+        return DamagedRecord(key, what)
 
 
 # -- batches as transactions

@@ -68,13 +68,13 @@ _OS_REMEDIES = {
 }
 
 
-class Damaged(WrongState):
+class DamagedJournal(WrongState):
     def __init__(self, path: Path, what: str) -> None:
         super().__init__(f"--journal: {path} is damaged ({what}); {_MOVE}")
 
 
 @contextlib.contextmanager
-def explained(path: Path) -> Generator[None, None, None]:
+def convert_errors(path: Path) -> Generator[None, None, None]:
     """Convert errors from SQLite and the operating system within the context to WrongState, with a remedy."""
     try:
         yield
@@ -85,7 +85,7 @@ def explained(path: Path) -> Generator[None, None, None]:
             what, remedy = f"{e}: {why}", _DESCRIPTORS
         raise WrongState(f"--journal: {path}: {what}; {remedy}") from e
     except UnicodeDecodeError as e:  # in the text of an SQLite error
-        raise Damaged(path, "a text in it cannot be read") from e
+        raise DamagedJournal(path, "a text in it cannot be read") from e
     except OSError as e:
         remedy = _OS_REMEDIES.get(e.errno or 0, "name another file by --journal")
         raise WrongState(f"--journal: {path}: {e.strerror or e}; {remedy}") from e
@@ -125,9 +125,10 @@ def check_kind(path: Path) -> None:
 def create_if_empty(path: Path) -> None:
     if path.exists() and path.stat().st_size > 0:
         return
-    new = beside(path, ".new")
+    new = sibling_path(path, ".new")
     # SQLite would replay an old log into the new file.
-    for leftover in (new, *(beside(path, end) for end in (".new-journal", ".new-wal", ".new-shm", "-wal", "-shm"))):
+    suffixes = (".new-journal", ".new-wal", ".new-shm", "-wal", "-shm")
+    for leftover in (new, *(sibling_path(path, suffix) for suffix in suffixes)):
         leftover.unlink(missing_ok=True)
     try:
         os.close(os.open(new, os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
@@ -135,7 +136,7 @@ def create_if_empty(path: Path) -> None:
             _lay_out(db)
         new.replace(path)
     finally:
-        for leftover in (new, beside(path, ".new-journal")):
+        for leftover in (new, sibling_path(path, ".new-journal")):
             leftover.unlink(missing_ok=True)
     _sync_folder(path.parent)
 
@@ -158,7 +159,7 @@ def _sync_folder(folder: Path) -> None:
         os.close(fd)
 
 
-def beside(path: Path, suffix: str) -> Path:
+def sibling_path(path: Path, suffix: str) -> Path:
     return path.with_name(path.name + suffix)
 
 
@@ -170,7 +171,7 @@ def read_rows(path: Path) -> list[tuple[bytes, bytes]]:
         InvalidRequest: If it is not a journal.
     """
     _check_header(path)
-    log = beside(path, "-wal")
+    log = sibling_path(path, "-wal")
     has_log = log.exists() and log.stat().st_size > 0
     # Without a log `immutable` misses nothing, and SQLite creates no files next to this one.
     with contextlib.closing(connect(path, "ro" if has_log else "ro&immutable=1")) as db:
@@ -182,10 +183,10 @@ def read_rows(path: Path) -> list[tuple[bytes, bytes]]:
             )
         found = db.execute("PRAGMA integrity_check(1)").fetchone()[0]
         if found != "ok":
-            raise Damaged(path, found)
+            raise DamagedJournal(path, found)
         # SQLite stores the statement verbatim.
         if db.execute("SELECT sql FROM sqlite_schema WHERE type = 'table'").fetchall() != [(_TABLE,)]:
-            raise Damaged(path, "its table is not the one that it was made with")
+            raise DamagedJournal(path, "its table is not the one that it was made with")
         _get_term(db, path)
         return _get_rows(db, path)
 
@@ -199,7 +200,7 @@ def _check_header(path: Path) -> None:
     if not header.startswith(b"SQLite format 3\0"):
         raise InvalidRequest(f"{path} is not a journal; name another file, or a new one", field="--journal")
     if len(header) < _HEADER_BYTES:
-        raise Damaged(path, "it is cut off")
+        raise DamagedJournal(path, "it is cut off")
     if header[68:72] != _APPLICATION_ID:
         raise InvalidRequest(f"{path} belongs to another program; name another file, or a new one", field="--journal")
 
@@ -212,12 +213,12 @@ def _checksum(key: bytes, value: bytes) -> int:
 
 
 def _get_rows(db: sqlite3.Connection, path: Path) -> list[tuple[bytes, bytes]]:
-    """Return all rows but the term, in the order of their last change. Raise Damaged if a checksum is wrong."""
+    """Return all rows but the term, in the order of their last change. Raise DamagedJournal if a checksum is wrong."""
     rows: list[tuple[bytes, bytes]] = []
     for name, value, checksum in db.execute("SELECT key, CAST(value AS BLOB), checksum FROM record ORDER BY rowid"):
         key = str(name).encode(errors="replace")
         if checksum != _checksum(key, value):
-            raise Damaged(path, f"{name!r} is not what was written")
+            raise DamagedJournal(path, f"{name!r} is not what was written")
         if key != _KEYS.term:
             rows.append((key, value))
     return rows
@@ -227,7 +228,7 @@ def _get_term(db: sqlite3.Connection, path: Path) -> int:
     select = "SELECT CAST(value AS BLOB), checksum FROM record WHERE key = ?"
     row = db.execute(select, (_KEYS.term.decode(),)).fetchone()
     if row is None or row[1] != _checksum(_KEYS.term, row[0]):
-        raise Damaged(path, "its term is not what was written")
+        raise DamagedJournal(path, "its term is not what was written")
     return int(row[0])
 
 
@@ -265,7 +266,7 @@ class Journal(Records):
             WrongState: If another process uses the file, or it is damaged. The file is unchanged.
             InvalidRequest: If the file is not a journal. It is unchanged.
         """
-        with explained(self.path):
+        with convert_errors(self.path):
             check_kind(self.path)
             make_private(self.path.parent)
             self._lock.take()
@@ -306,7 +307,7 @@ class Journal(Records):
         return self.term
 
     def _write(self, changes: Sequence[Change]) -> None:
-        with explained(self.path):
+        with convert_errors(self.path):
             if self._db is None or not self._lock.is_held:
                 raise WrongState(f"--journal: {self.path} is not claimed by this process")
             self._check_place()
@@ -322,8 +323,8 @@ class Journal(Records):
                         self._db.execute("DELETE FROM record WHERE key >= ? AND key < ?", ends)
             self._copy_log(self._db)
 
-    def _damaged(self, key: bytes, what: str) -> Damaged:
-        return Damaged(self.path, f"{key.decode()!r} {what}")
+    def _damaged(self, key: bytes, what: str) -> DamagedJournal:
+        return DamagedJournal(self.path, f"{key.decode()!r} {what}")
 
     def _copy_log(self, db: sqlite3.Connection) -> None:
         """Copy the write-ahead log into the file and truncate it.
@@ -380,7 +381,7 @@ def journal_summary(path: Path) -> dict[str, Any]:
         InvalidRequest: If it is not a regular file.
     """
     path = Path(os.path.realpath(path))
-    with explained(path):
+    with convert_errors(path):
         check_kind(path)
         status = path.stat()
         with contextlib.closing(connect(path, "ro")) as db:

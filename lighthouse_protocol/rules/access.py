@@ -145,7 +145,7 @@ def method_name(path: str) -> str:
     return path.rpartition("/")[2] if path.startswith("/") else path
 
 
-def changes_state(path: str) -> bool:
+def is_mutating(path: str) -> bool:
     """Return whether `path` changes a job. The audit log records every call to such a path."""
     return method_name(path) in _ACTS
 

@@ -76,14 +76,14 @@ class _RankHeal:
 class GroupHeal:
     """Tracks the heal of a replica group or of a single rank. The times passed to its methods must not decrease."""
 
-    def __init__(self, settled_s: float = SETTLED_S, *, is_beside: bool = False) -> None:
+    def __init__(self, settled_s: float = SETTLED_S, *, is_catching_up: bool = False) -> None:
         """Create a tracker for a group that is not healing.
 
         Args:
             settled_s: How long to wait for further ranks to begin their heal, after all known ones have finished.
-            is_beside: Whether the group heals while it is training. Log lines then say "catching up", not "healing".
+            is_catching_up: Whether the group heals while it trains. Log lines then say "catching up", not "healing".
         """
-        self._doing, self._done = ("catching up", "received") if is_beside else ("healing", "healed")
+        self._doing, self._done = ("catching up", "received") if is_catching_up else ("healing", "healed")
         self._settled_s = settled_s
         self._ranks: dict[int, _RankHeal] = {}
         self._finished: dict[int, tuple[str, int]] = {}  # by rank: process and number of the last finished heal

@@ -61,7 +61,7 @@ Order: TypeAlias = tuple[int, int, int]
 NOTHING: Order = (0, 0, 0)
 
 # A process group: (replica id, name of the process group of the script). Both are empty for the Agent's collectives.
-Circle: TypeAlias = tuple[str, str]
+GroupKey: TypeAlias = tuple[str, str]
 
 # The most recent collective, and whether the rank has left it. A rank still inside is behind a rank that has left it.
 Place: TypeAlias = tuple[Order, bool]
@@ -72,7 +72,7 @@ class Kind(StrEnum):
     WAITING = "waiting"  # all ranks wait, but not in one collective
     NETWORK = "network or collective"
     DIVERGENCE = "divergence"
-    TOGETHER = "nobody behind"  # ranks run, and none is ahead of another
+    TOGETHER = "no rank behind"  # ranks run, and none is ahead of another
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,9 +117,9 @@ def find_stall(ranks: Sequence[RankView], *, floor_s: float = FLOOR_S, is_comple
         return None
     silent_s = min(SILENT_S, max(MIN_SILENT_S, floor_s / 2))
     silent = [rank for rank in ranks if rank.beat_age_s > silent_s]
-    found = _divergence(ranks) or _behind(ranks, silent, is_complete) or _nobody_behind(ranks, is_complete)
+    found = _divergence(ranks) or _behind(ranks, silent, is_complete) or _verdict_without_suspects(ranks, is_complete)
     if found is not None and silent:
-        found = replace(found, text=f"{found.text}; no beat from {list_rank_views(silent)}")
+        found = replace(found, text=f"{found.text}; no heartbeat from {list_rank_views(silent)}")
     return found
 
 
@@ -136,13 +136,13 @@ def time_left_s(ranks: Sequence[RankView], floor_s: float = FLOOR_S) -> float:
 
 def _divergence(ranks: Sequence[RankView]) -> StallVerdict | None:
     inside = [rank for rank in ranks if rank.sample.is_inside]
-    for here in group_ranks(_meeting, inside):
+    for here in group_ranks(_current_collective, inside):
         sides = group_ranks(signature, here)
         if len(sides) > 1:
             describe = signature if len({operation_name(rank) for rank in here}) == 1 else operation_name
             text = ", ".join(f"{name_ranks(side)} {describe(side[0])}" for side in sides)
             return _verdict(Kind.DIVERGENCE, (), f"divergence: {text}", ranks)
-    numbered: dict[tuple[Circle, int], dict[str, list[RankView]]] = {}
+    numbered: dict[tuple[GroupKey, int], dict[str, list[RankView]]] = {}
     for rank in inside:
         for call, name in _unfinished(rank):
             numbered.setdefault(call, {}).setdefault(name, []).append(rank)
@@ -153,7 +153,7 @@ def _divergence(ranks: Sequence[RankView]) -> StallVerdict | None:
     return None
 
 
-def _unfinished(rank: RankView) -> Iterator[tuple[tuple[Circle, int], str]]:
+def _unfinished(rank: RankView) -> Iterator[tuple[tuple[GroupKey, int], str]]:
     """Yield ((process group, number), operation) for each unfinished collective whose operation is known."""
     for calls in rank.sample.calls:
         if calls.is_inside and calls.operation:
@@ -165,7 +165,9 @@ def _unfinished(rank: RankView) -> Iterator[tuple[tuple[Circle, int], str]]:
 def _behind(ranks: Sequence[RankView], silent: Sequence[RankView], is_complete: bool) -> StallVerdict | None:
     suspects = behind_in_groups(ranks, is_complete=is_complete) or furthest_behind(ranks, is_complete=is_complete)
     if not silent or len(silent) == len(ranks):
-        return _are_behind(suspects, lambda rank: f"behind in {describe_place(rank)}", ranks) if suspects else None
+        if not suspects:
+            return None
+        return _verdict_on_suspects(suspects, lambda rank: f"behind in {describe_place(rank)}", ranks)
     stuck = {rank.name for rank in silent}
     names = stuck | {rank.name for rank in suspects}
 
@@ -176,10 +178,10 @@ def _behind(ranks: Sequence[RankView], silent: Sequence[RankView], is_complete: 
             else f"behind in {describe_place(rank)}"
         )
 
-    return _are_behind([rank for rank in ranks if rank.name in names], describe, ranks)
+    return _verdict_on_suspects([rank for rank in ranks if rank.name in names], describe, ranks)
 
 
-def _are_behind(
+def _verdict_on_suspects(
     suspects: Sequence[RankView], describe: Callable[[RankView], str], ranks: Sequence[RankView]
 ) -> StallVerdict:
     names = {rank.name for rank in suspects}
@@ -188,22 +190,24 @@ def _are_behind(
     return _verdict(Kind.BEHIND, suspects, ", ".join(filter(None, parts)), ranks)
 
 
-def _nobody_behind(ranks: Sequence[RankView], is_complete: bool) -> StallVerdict | None:
+def _verdict_without_suspects(ranks: Sequence[RankView], is_complete: bool) -> StallVerdict | None:
     if any(rank.is_running for rank in ranks):
-        return _verdict(Kind.TOGETHER, (), f"nobody behind: {describe_each(describe_activity, ranks)}", ranks)
+        return _verdict(Kind.TOGETHER, (), f"no rank behind: {describe_each(describe_activity, ranks)}", ranks)
     if not is_complete:
         return None
     is_inside = all(rank.sample.is_inside for rank in ranks)
     if is_inside and any(least != most for least, most in _bounds(ranks).values()):
-        sides = group_ranks(_meeting, ranks)  # each side is in a collective that another side has not entered
+        # Each side is in a collective that another side has not entered.
+        sides = group_ranks(_current_collective, ranks)
         parts = (
-            f"{name_ranks(side)} {operation_name(side[0])} in process group {_meeting(side[0])[0][1]}" for side in sides
+            f"{name_ranks(side)} {operation_name(side[0])} in process group {_current_collective(side[0])[0][1]}"
+            for side in sides
         )
         return _verdict(Kind.DIVERGENCE, (), f"divergence: {', '.join(parts)}", ranks)
     if is_inside and len(group_ranks(operation_name, ranks)) == 1:
-        text = f"network or collective: {list_rank_views(ranks)} in {operation_name(ranks[0])}, nobody behind"
+        text = f"network or collective: {list_rank_views(ranks)} in {operation_name(ranks[0])}, no rank behind"
         return _verdict(Kind.NETWORK, (), text, ranks)
-    return _verdict(Kind.WAITING, (), f"everybody waits: {describe_each(describe_activity, ranks)}", ranks)
+    return _verdict(Kind.WAITING, (), f"all ranks wait: {describe_each(describe_activity, ranks)}", ranks)
 
 
 def _verdict(kind: Kind, behind: Iterable[RankView], text: str, ranks: Sequence[RankView]) -> StallVerdict:
@@ -232,9 +236,9 @@ def behind_in_groups(ranks: Sequence[RankView], *, is_complete: bool = True) -> 
     ]
 
 
-def _bounds(ranks: Iterable[RankView]) -> dict[Circle, tuple[Place, Place]]:
+def _bounds(ranks: Iterable[RankView]) -> dict[GroupKey, tuple[Place, Place]]:
     """Return the places of the least and the most advanced rank in each process group."""
-    bounds: dict[Circle, tuple[Place, Place]] = {}
+    bounds: dict[GroupKey, tuple[Place, Place]] = {}
     for rank in ranks:
         for circle, reached in _places(rank).items():
             least, most = bounds.get(circle, (reached, reached))
@@ -242,10 +246,10 @@ def _bounds(ranks: Iterable[RankView]) -> dict[Circle, tuple[Place, Place]]:
     return bounds
 
 
-def _places(rank: RankView) -> dict[Circle, Place]:
+def _places(rank: RankView) -> dict[GroupKey, Place]:
     replica_id, _ = rank.name
     sample, collective = rank.sample, rank.sample.collective
-    places: dict[Circle, Place] = {
+    places: dict[GroupKey, Place] = {
         (replica_id, calls.group): ((0, 0, calls.entered), not calls.is_inside) for calls in sample.calls
     }
     if collective is not None:
@@ -253,7 +257,7 @@ def _places(rank: RankView) -> dict[Circle, Place]:
     return places
 
 
-def _meeting(rank: RankView) -> tuple[Circle, Order]:
+def _current_collective(rank: RankView) -> tuple[GroupKey, Order]:
     inside = rank.sample.inside
     if isinstance(inside, GroupCalls):
         return (rank.name.replica_id, inside.group), (0, 0, inside.entered)

@@ -44,7 +44,7 @@ from lighthouse_protocol.refusals import (
     NotPermitted,
     Unreachable,
 )
-from lighthouse_protocol.rules.access import NOBODY, Principal, changes_state, method_name, needed
+from lighthouse_protocol.rules.access import NOBODY, Principal, is_mutating, method_name, needed
 from lighthouse_protocol.rules.rate_limits import Peer, PeerLimits, PeerTable, Resource, StreamMeter
 from lighthouse_protocol.wire import streams
 from lighthouse_protocol.wire.codec import status_of
@@ -354,7 +354,7 @@ class GrpcServer:
         return serve
 
     async def _answer(self, path: str, request: Message, call: Call, handler: Handler) -> Message | bytes:
-        if not changes_state(f"/{path}"):
+        if not is_mutating(f"/{path}"):
             return await handler(request, call)
         what, target = method_name(f"/{path}"), _target(request, call)
         with self._access.audit.action(call.principal, call.caller, what, target):

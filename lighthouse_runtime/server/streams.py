@@ -31,7 +31,7 @@ from lighthouse_runtime.net.outbox import (
 # all calls are refused.
 
 
-class _Block:
+class _Hold:
     """Queue entry that blocks all later entries until it is released."""
 
     def __init__(self) -> None:
@@ -47,7 +47,7 @@ class OutputGate:
         While `refusal` returns an error, calls are refused with that error and nothing is sent.
         """
         self._refusal = refusal
-        self._queue: deque[Callable[[], None] | _Block] = deque()
+        self._queue: deque[Callable[[], None] | _Hold] = deque()
         self._waiting: set[asyncio.Future[None]] = set()
 
     @property
@@ -64,19 +64,19 @@ class OutputGate:
         if (refusal := self._refusal()) is not None:
             raise refusal
 
-    def block(self) -> Callable[[], None]:
+    def hold(self) -> Callable[[], None]:
         """Hold back all later output. Return a function that ends this hold."""
-        block = _Block()
-        self._queue.append(block)
+        hold = _Hold()
+        self._queue.append(hold)
 
         def release() -> None:
-            block.is_released = True
+            hold.is_released = True
             self._drain()
 
         return release
 
     def deliver(self, callback: Callable[[], None]) -> None:
-        """Call `callback` once the holds from earlier calls to block() are released, or at once if there are none.
+        """Call `callback` once the holds from earlier calls to hold() are released, or at once if there are none.
 
         `callback` is never called if drop() clears the queue first, or if refusal() returns an error by then.
         """
@@ -86,7 +86,7 @@ class OutputGate:
             callback()
 
     async def wait_delivered(self) -> None:
-        """Wait until the holds from earlier calls to block() are released. Raise the error of drop() or refusal()."""
+        """Wait until the holds from earlier calls to hold() are released. Raise the error of drop() or refusal()."""
         if self._queue:
             future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
             self._waiting.add(future)
@@ -112,7 +112,7 @@ class OutputGate:
     def _drain(self) -> None:
         while self._queue:
             first = self._queue[0]
-            if isinstance(first, _Block):
+            if isinstance(first, _Hold):
                 if not first.is_released:
                     return
                 self._queue.popleft()

@@ -58,11 +58,11 @@ class DeadlineTimer:
 # Conditions that are logged only if they last.
 
 
-class SustainedNotice:
+class DelayedAlert:
     """Reports when a condition has lasted for `after_s` seconds, and when such a condition ends."""
 
     def __init__(self, timers: Timers, report: Callable[[str], None], after_s: float) -> None:
-        """Create a notice for a condition that does not hold yet.
+        """Create an alert for a condition that does not hold yet.
 
         `report` is called with a description of the condition once it has lasted for `after_s` seconds, and with an
         empty string when such a condition ends.

@@ -40,12 +40,12 @@ class StepCounts:
     def discards(self) -> int:
         return sum(getattr(self._discards, reason) for reason in REASONS) + (self._unsettled is not None)
 
-    def began(self, now: float, *, has_healing: bool) -> None:
+    def begin_step(self, now: float, *, has_healing: bool) -> None:
         """Start measuring a step at time `now`. If groups heal in the step (`has_healing`), its time is not counted."""
         self._settle()
         self._began_at = None if has_healing else now
 
-    def revoked(self, quorum_id: int, *, is_group_lost: bool) -> None:
+    def record_revoke(self, quorum_id: int, *, is_group_lost: bool) -> None:
         """Record that the lighthouse has revoked a quorum. `is_group_lost` is True if a lost group was the reason."""
         self._revoked_id = quorum_id
         if is_group_lost:
@@ -57,7 +57,7 @@ class StepCounts:
         self._step_s += self._end_step(now)
         self._note_totals()
 
-    def discarded(self, quorum_id: int, now: float, *, is_rank_lost: bool) -> None:
+    def count_discard(self, quorum_id: int, now: float, *, is_rank_lost: bool) -> None:
         """Count a discarded step.
 
         `is_rank_lost` means that the reason is the loss of a rank in this group before its vote. Any other reason is
@@ -83,7 +83,7 @@ class StepCounts:
         self._discards = replace(self._discards, **{reason: getattr(self._discards, reason) + 1})
         self._note_totals()
 
-    def healed(self, group_rank: int, rank_incarnation: str, totals: HealTotals) -> None:
+    def record_heals(self, group_rank: int, rank_incarnation: str, totals: HealTotals) -> None:
         """Record the heal totals that a rank's process reports. Ignore totals that are lower than its last ones."""
         rank = self._group.ranks[group_rank]
         known = rank.heals

@@ -53,7 +53,7 @@ from lighthouse_protocol.rules.quorum_change import CHECKED_EVERY_S, QuorumWait
 from lighthouse_protocol.rules.stall import GroupProgress, Limits, Process, StallVerdict
 from lighthouse_runtime.log_event import event
 from lighthouse_runtime.ports import Peer, Reply, Timer, Timers
-from lighthouse_runtime.timing.timers import DeadlineTimer, LoopLag, StallWatch, SustainedNotice
+from lighthouse_runtime.timing.timers import DeadlineTimer, DelayedAlert, LoopLag, StallWatch
 from manager.group import events
 from manager.group.counts import GroupStatus, describe_missing
 from manager.group.events import PendingVote, QuorumRequest
@@ -100,7 +100,7 @@ class RankNotices:
         self._wait = QuorumWait()
         self._reason = ""  # the last reason that was sent to the ranks
         self._timer = DeadlineTimer(self._check_wait, timers)
-        self._incomplete = SustainedNotice(timers, self._report_missing, INCOMPLETE_LOGGED_AFTER_S)
+        self._incomplete = DelayedAlert(timers, self._report_missing, INCOMPLETE_LOGGED_AFTER_S)
 
     def send_notices(self, watch: Watch) -> None:
         if self.world is not None:
@@ -123,7 +123,7 @@ class RankNotices:
             self._send(preemption)
 
     def set_missing(self, incomplete: str) -> None:
-        """Set the description of the missing ranks, which is empty if no rank or every rank is missing."""
+        """Set the text that names the missing ranks. It is empty if no rank or every rank is missing."""
         self._incomplete.set(incomplete)
 
     def end_wait(self) -> None:
@@ -215,8 +215,8 @@ class GroupProgressDriver:
             watch.is_newest = False
             self._progress.remove_rank(watch.hello.group_rank)
 
-    def was_late(self, by_s: float) -> None:
-        """Do not count a pause of this process as time without progress. Call this before a verdict."""
+    def handle_pause(self, by_s: float) -> None:
+        """Record a pause of this process, which does not count as time without progress. Call this before a verdict."""
         self._progress.add_pause(by_s, self._clock())
 
     def view(self, now: float) -> GroupView:
@@ -248,7 +248,7 @@ def _is_within_group(sample: ProgressSample) -> bool:
 class LighthousePort(Protocol):
     """Interface to the session with the lighthouse, and to the connection that carries it.
 
-    An implementation calls the driver's `begin_session`, `handle_message` and `closed`, and opens a new session
+    An implementation calls the driver's `begin_session`, `handle_message` and `end_session`, and opens a new session
     whenever one ends.
     """
 
@@ -290,7 +290,7 @@ class EvidenceSource(Protocol):
     def close(self) -> None: ...
 
 
-Outcome = events.RankGivenUp | events.GroupGivenUp | events.Killed | events.HasLeft | PreemptionNoted
+Outcome = events.RankGivenUp | events.GroupGivenUp | events.Killed | events.GroupLeft | PreemptionNoted
 Answer = tuple[Assignment, Quorum | None]
 """Answer to a request for a quorum: the rank's assignment, and the quorum, or None if it is a grant."""
 
@@ -318,8 +318,8 @@ class _Call:
 class GroupDriver:
     """Feeds events to one group's state machine, and performs the effects that it returns.
 
-    Ranks call `ask`, `vote` and `open_watch`. The link calls `begin_session`, `handle_message` and `closed`.
-    `me`, `life`, `secret`, `encode_handles` and `rank_timeout_s` are passed on to GroupMachine.
+    Ranks call `ask`, `vote` and `open_watch`. The link calls `begin_session`, `handle_message` and `end_session`.
+    `me`, `manager_incarnation`, `secret`, `encode_handles` and `rank_timeout_s` are passed on to GroupMachine.
 
     Args:
         timers: The clock.
@@ -333,7 +333,7 @@ class GroupDriver:
     def __init__(
         self,
         me: Participant,
-        life: str,
+        manager_incarnation: str,
         timers: Timers,
         link: LighthousePort,
         evidence: EvidenceSource,
@@ -359,13 +359,13 @@ class GroupDriver:
         )
         self._notices = RankNotices(timers, self._watches, lambda: self.machine.status().waiting_for(link.error))
         self.machine = GroupMachine(
-            me, life, encode_handles, rank_timeout_s, ProgressReporter(self._progress.view), secret
+            me, manager_incarnation, encode_handles, rank_timeout_s, ProgressReporter(self._progress.view), secret
         )
         self._timer = DeadlineTimer(self._tick, timers)
         self._closed: LighthouseError | None = None
         self._logged_quorum_id: int | None = None
         self._preemption: PreemptionReport | None = None
-        self._lag.listen(self.was_late)
+        self._lag.listen(self.handle_pause)
 
     @property
     def me(self) -> Participant:
@@ -376,19 +376,19 @@ class GroupDriver:
         return self.machine.watches.has_ranks
 
     def describe(self, me: Participant) -> None:
-        """Set this group's description as a participant, once its addresses are known."""
+        """Replace the description of this group as a participant, once its addresses are known."""
         self.machine.group.me = me
 
     def status(self) -> GroupStatus:
         return self.machine.status()
 
-    def was_late(self, by_s: float) -> None:
+    def handle_pause(self, by_s: float) -> None:
         """Postpone all timeouts by the `by_s` seconds for which this process was paused.
 
         Call this before any event that arrived during the pause.
         """
-        self._progress.was_late(by_s)
-        self._feed(events.WasLate(by_s))
+        self._progress.handle_pause(by_s)
+        self._feed(events.ProcessPaused(by_s))
 
     # -- calls of ranks
 
@@ -415,7 +415,7 @@ class GroupDriver:
             self._feed(events.CallEnded(call))
 
     def report_rank_failure(self, group_rank: int, rank_incarnation: str, reason: str, *, ends_group: bool) -> None:
-        """Handle a rank's report that it has failed and will exit. If `ends_group`, its whole group must exit."""
+        """Handle a rank's report that it has failed and will exit. If `ends_group`, the whole group must exit."""
         check_rank(group_rank, self.machine.group.me.group_world_size)
         self._feed(events.RankFailed(group_rank, rank_incarnation, reason, ends_group))
 
@@ -424,7 +424,7 @@ class GroupDriver:
         check_rank(group_rank, self.machine.group.me.group_world_size)
         if not self.machine.watches.is_watched(group_rank, rank_incarnation):
             raise WrongState(f"rank {group_rank}: its process is not watched, so it cannot drain the group")
-        log.info("%s: the group drains", reason, extra=event("drain_asked", reason=reason))
+        log.info("%s: the group is draining", reason, extra=event("drain_asked", reason=reason))
         self.drain(reason)
 
     def checkpoint_address(self, group_rank: int, step: int | None) -> str:
@@ -438,10 +438,10 @@ class GroupDriver:
         same quorum.
         """
         secret = self.machine.secret_of(quorum_id)
-        if self.machine.proves_itself and not is_proven(proof, secret, ADDRESS_WORD, quorum_id, group_rank):
+        if self.machine.is_proof_required and not is_proven(proof, secret, ADDRESS_WORD, quorum_id, group_rank):
             raise NotPermitted(
-                f"quorum_id: only members of its quorum may learn where {self.machine.group.me.replica_id} serves its "
-                "state, and the caller does not prove that it is a member"
+                f"quorum_id: only members of its quorum may request {self.machine.group.me.replica_id}'s address for "
+                "heals, and the caller has not proved that it is a member"
             )
 
     def _with_secret(self, assignment: Assignment) -> Assignment:
@@ -533,7 +533,7 @@ class GroupDriver:
         else:
             self._feed(events.Received(message))
 
-    def closed(self) -> None:
+    def end_session(self) -> None:
         self._feed(events.SessionClosed())
 
     # -- shutdown
@@ -677,7 +677,7 @@ class GroupDriver:
                     self._notices.update_world(world)
                 case events.EvidenceWanted(request):
                     self._evidence.collect_evidence(request, lambda: self._progress.view(self._clock()))
-                case events.HasLeft(reason):
+                case events.GroupLeft(reason):
                     log.info("left the job: %s", reason, extra=event("left"))
                     self._report(effect)
         self._timer.set(self.machine.deadline())
@@ -712,7 +712,7 @@ def _log_pushed(message: ToRank, watches: tuple[int, ...]) -> None:
         case RankGone(group_rank, reason) if watches:
             log.error("ending the other ranks: %s", reason, extra=event("rank_gone", rank=group_rank))
         case Released():
-            log.info("ranks that leave may end now", extra=event("ranks_released"))
+            log.info("the leaving ranks may exit now", extra=event("ranks_released"))
         case _:
             pass
 

@@ -120,8 +120,8 @@ class RanksStarted:
 
 
 @dataclass(frozen=True, slots=True)
-class WasLate:
-    """The manager's own process was paused for `by_s` seconds."""
+class ProcessPaused:
+    """The manager's process was paused for `by_s` seconds."""
 
     by_s: float
 
@@ -266,7 +266,7 @@ class EvidenceWanted:
 
 
 @dataclass(frozen=True, slots=True)
-class HasLeft:
+class GroupLeft:
     """Stop the manager. The group has left the job, and no rank needs this manager any more."""
 
     reason: str
@@ -283,7 +283,7 @@ RankEvent = (
     | RankFailed
     | RanksStarted
 )
-Event = RankEvent | WasLate | SessionOpened | SessionClosed | Received | DrainAsked | DrainCancelled
+Event = RankEvent | ProcessPaused | SessionOpened | SessionClosed | Received | DrainAsked | DrainCancelled
 Effect = (
     QuorumAnswered
     | VoteAnswer
@@ -300,5 +300,5 @@ Effect = (
     | SilenceChanged
     | Killed
     | EvidenceWanted
-    | HasLeft
+    | GroupLeft
 )

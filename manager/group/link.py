@@ -1,8 +1,8 @@
 """The manager's connection to the lighthouse.
 
 `LighthouseLink` opens a new session whenever one ends, until the group has left. It chooses the lighthouse if there are
-several, and can move the session to a second connection if the first one is silent (see session.py). `Absence` limits
-how often an unreachable lighthouse is logged.
+several, and can move the session to a second connection if the first one is silent (see session.py). `UnreachableLog`
+limits how often an unreachable lighthouse is logged.
 """
 
 import asyncio
@@ -34,7 +34,7 @@ MAX_REMIND_S = 60.0
 FIRST_TRY_S = 0.5
 
 
-class Absence:
+class UnreachableLog:
     """Limits how often an unreachable lighthouse is logged.
 
     Each new reason is logged immediately. The same reason is logged again after REMIND_S, then at intervals that double
@@ -99,13 +99,13 @@ class LighthouseLink:
         self.error = "not connected yet"
         self._connect = connect
         self._connection: _Connection | None = None
-        self._abandoned: set[_Connection] = set()  # sessions have ended or moved; closed at the next welcome
+        self._abandoned: set[_Connection] = set()  # their sessions have ended or moved; closed at the next welcome
         self._closing: set[_Connection] = set()
         self._second: asyncio.Task[None] | None = None
         self._was_reachable: bool | None = None
         self._is_leaving = False
         self._has_answered = False
-        self._absence = Absence()
+        self._unreachable_log = UnreachableLog()
 
     @property
     def address(self) -> str:
@@ -241,13 +241,13 @@ class LighthouseLink:
 
     def _set_error(self, error: str, *, is_reachable: bool = False) -> None:
         if error:
-            if text := self._absence.next_line(error, asyncio.get_running_loop().time()):
+            if text := self._unreachable_log.next_line(error, asyncio.get_running_loop().time()):
                 what, name = (
                     ("refused by the lighthouse", "refused") if is_reachable else ("lighthouse unreachable", "lost")
                 )
                 log.warning("%s: %s", what, text, extra=event(f"lighthouse_{name}", lighthouse=self.address))
         elif self.error:
-            self._absence.clear_error()
+            self._unreachable_log.clear_error()
             fields = event("lighthouse_answers", lighthouse=self.address)
             log.info("connected to the lighthouse at %s", self.address, extra=fields)
         self._was_reachable = is_reachable or not error

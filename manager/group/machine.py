@@ -36,7 +36,7 @@ from manager.group.counts import GroupStatus, StepCounts, describe_missing
 from manager.group.events import PendingVote, QuorumRequest
 from manager.group.presence import RankPresence
 from manager.group.records import ReplicaGroup
-from manager.group.requests import LEASE_SHARE, QuorumRequests, Verdict, decide_request, no_such_rank
+from manager.group.requests import LEASE_SHARE, QuorumRequests, Verdict, decide_request, unknown_rank_error
 from manager.group.session import ProgressReporter, SessionMachine
 from manager.group.votes import Votes
 
@@ -48,7 +48,7 @@ class GroupMachine:
 
     Args:
         me: This group as a participant. Each join sets the fields that change.
-        life: Identifier of this manager process. It becomes part of the group's incarnation.
+        manager_incarnation: Identifier of this manager process. It becomes part of the group's incarnation.
         encode_handles: Encodes the handles of torchft's ranks, which are relayed to the peers.
         rank_timeout_s: See RankPresence.
         progress: See SessionMachine.
@@ -60,13 +60,13 @@ class GroupMachine:
     def __init__(
         self,
         me: Participant,
-        life: str,
+        manager_incarnation: str,
         encode_handles: Callable[[tuple[str, ...]], bytes] | None = None,
         rank_timeout_s: float | None = None,
         progress: ProgressReporter | None = None,
         secret: str = "",
     ) -> None:
-        self._life = life
+        self._manager_incarnation = manager_incarnation
         self._encode_handles = encode_handles
         self.group = ReplicaGroup(me)
         self.requests = QuorumRequests(self.group)
@@ -78,10 +78,10 @@ class GroupMachine:
         self._secrets: dict[int, str] = {}  # secrets of the last quorums, by quorum_id
         self._draining = ""  # reason of the drain
         self._is_drain_revocable = True  # each request so far to drain was revocable
-        self._why_over = ""  # reason of the lighthouse's refusal to let the group join again
+        self._why_over = ""  # why the lighthouse does not admit the group again
         self._has_left = self._has_ended = False
         self._session_end = ""  # how the session ended after the group left
-        self._awaited = ""  # reason for the wait, from the lighthouse
+        self._awaited = ""  # what the lighthouse is waiting for
         self._report = session.GroupReport()
         self._reported_facts: tuple[object, ...] = ()
         self._missing: Set[int] = frozenset(range(me.group_world_size))
@@ -89,7 +89,7 @@ class GroupMachine:
 
     @property
     def incarnation(self) -> str:
-        return f"{self._life}.{self.group.incarnation}"
+        return f"{self._manager_incarnation}.{self.group.incarnation}"
 
     def group_report(self) -> session.GroupReport:
         """Return the group's report for heartbeats. Return the same object until its content changes."""
@@ -136,7 +136,7 @@ class GroupMachine:
         return self._secrets.get(quorum_id, "")
 
     @property
-    def proves_itself(self) -> bool:
+    def is_proof_required(self) -> bool:
         """Return whether a caller must prove that it is a member of the quorum before it learns a rank's address.
 
         This applies if all ranks are Agents, because clients of the bare RPCs have no quorum secret.
@@ -163,8 +163,9 @@ class GroupMachine:
         if (expires_at := self.watches.deadline()) is not None and now >= expires_at:
             self._expire_ranks(now)
         if self.session.is_given_up(now):
-            self.session.closed()
-            self._add(events.SessionGivenUp(f"the lighthouse has answered no heartbeat for {self.session.lease_s:g} s"))
+            self.session.close_session()
+            reason = f"the lighthouse has not answered a heartbeat for {self.session.lease_s:g} s"
+            self._add(events.SessionGivenUp(reason))
             self._note_changes(self.group_report().missing)
             return self.group.effects
         return self._finish(now)
@@ -180,17 +181,17 @@ class GroupMachine:
                 if not self._has_left:
                     self._send(self.session.open_session(self._participant(), self.group_report(), now))
             case events.SessionClosed():
-                self.session.closed()
+                self.session.close_session()
                 self._awaited = ""
-                self._unopened = None  # asked for again on the next session
+                self._unopened = None  # the next session requests it again
                 if self._has_left:
                     self._session_end = self._session_end or "its session has ended"
                 if self.group.drains:
                     self._leave_if_idle()
             case events.Received(message):
                 self._receive(message, now)
-            case events.WasLate(by_s):
-                self.watches.shift(by_s)
+            case events.ProcessPaused(by_s):
+                self.watches.postpone_timeouts(by_s)
             case events.DrainAsked(reason, is_revocable):
                 self._draining, self.group.drains = self._draining or reason, True
                 self._is_drain_revocable &= is_revocable
@@ -214,11 +215,11 @@ class GroupMachine:
         if (is_silent := self.session.silence_change(now)) is not None:
             self._add(events.SilenceChanged(is_silent))
         if self._session_end and not self._has_ended:
-            # The remaining ranks must first have been notified that the group leaves.
+            # The remaining ranks must first learn that the group is leaving.
             self._has_ended = all(self.group.ranks[rank].is_dismissed for rank in self.watches.staying_ranks)
             if self._has_ended:
                 self._release()
-                self._add(events.HasLeft(self._why_over or self._session_end))
+                self._add(events.GroupLeft(self._why_over or self._session_end))
         self._note_changes(report.missing)
         return self.group.effects
 
@@ -227,7 +228,7 @@ class GroupMachine:
     def _handle_rank(self, event: events.RankEvent, now: float) -> None:
         match event:
             case QuorumRequest() | PendingVote() if not 0 <= event.group_rank < self.group.size:
-                self.group.refuse(event.call, no_such_rank(event.group_rank, self.group.size))
+                self.group.refuse(event.call, unknown_rank_error(event.group_rank, self.group.size))
             case QuorumRequest():
                 self.watches.record_request(event.group_rank)
                 self.watches.restart_timeout((event.group_rank,), now)
@@ -246,12 +247,12 @@ class GroupMachine:
                     self._handle_loss(rank, now)
             case events.RankLeaves(watch, step):
                 mates = self.watches.staying_ranks - set(self.waiting) if step is not None else set[int]()
-                if self.watches.leaves(watch, mates):
+                if self.watches.begin_leaving(watch, mates):
                     self.requests.leave(step)
             case events.RanksStarted(group_ranks):
-                self.watches.started(group_ranks)
+                self.watches.record_restart(group_ranks)
             case events.RankHealed(group_rank, rank_incarnation, totals):
-                self.counts.healed(group_rank, rank_incarnation, totals)
+                self.counts.record_heals(group_rank, rank_incarnation, totals)
             case events.RankFailed(group_rank, rank_incarnation, reason, ends_group):
                 is_known = self.watches.record_rank_failure(group_rank, rank_incarnation, reason, now)
                 self._add(events.FailureReported(group_rank, reason, is_known))
@@ -263,10 +264,9 @@ class GroupMachine:
                     self._add(events.GroupGivenUp(reason))
 
     def _release(self) -> None:
-        """Release the leaving ranks that no other rank in the group needs any more.
+        """Release the leaving ranks whose data no other rank in the group needs any more.
 
-        Do nothing while the group is LEAVING, because other groups may still be reading the ranks' data. Once the
-        group has left, no other group reads it.
+        Do nothing while the group is LEAVING, because other groups may still be reading that data.
         """
         standing = self.group.standing
         is_leaving = standing is not None and standing.mode is HoldState.LEAVING and not self._has_ended
@@ -274,7 +274,7 @@ class GroupMachine:
             self._add(events.Pushed(Released(), released))
 
     def _answer_request(self, request: QuorumRequest, now: float) -> None:
-        """Decide on a rank's request with `decide_request`, and carry out the decision."""
+        """Decide on a rank's request, and carry out the decision."""
         rank = self.group.ranks[request.group_rank]
         superseded = Superseded(f"rank {request.group_rank} has asked again")
         if rank.pending is not None and not rank.pending.is_gathering:
@@ -320,7 +320,7 @@ class GroupMachine:
         """Open voting on the step that the ranks have just been granted."""
         standing = self.group.standing
         assert standing is not None
-        self.counts.began(now, has_healing=self.requests.catches_up)
+        self.counts.begin_step(now, has_healing=self.requests.is_catching_up)
         self._open_attempt(standing.quorum.quorum_id, standing.granted)
 
     def _open_attempt(self, quorum_id: int, step: int) -> None:
@@ -338,12 +338,12 @@ class GroupMachine:
             self._refuse_all(answers)
             return
         mine = answers[0].assignment
-        self.counts.began(now, has_healing=mine.has_healing or mine.catches_up)
+        self.counts.begin_step(now, has_healing=mine.has_healing or mine.catches_up)
         self._open_attempt(quorum.quorum_id, self.group.max_step)
         self.group.effects += answers
 
     def _decide_again(self, now: float) -> None:
-        """Decide again on the waiting requests, except those gathered for a join, which the next quorum answers."""
+        """Decide again on the waiting requests, except on those gathered for a join, which the next quorum answers."""
         waiting = self.group.pending(is_gathering=False)
         for request in waiting:
             self.group.ranks[request.group_rank].pending = None
@@ -353,9 +353,9 @@ class GroupMachine:
     def _count_vote(self, vote: PendingVote, now: float) -> None:
         self.watches.restart_timeout((vote.group_rank,), now)
         self.watches.remove_mate(vote.group_rank)
-        was_last = self.requests.voted(vote)
-        self._decide_step(self.votes.infer(vote), now)
-        self._decide_step(self.votes.count(vote), now)
+        was_last = self.requests.record_vote(vote)
+        self._decide_step(self.votes.infer_decision(vote), now)
+        self._decide_step(self.votes.count_vote(vote), now)
         if self.group.attempt is not None and self.group.attempt.decision is None:
             for request in self.group.pending(is_gathering=True):
                 self._decide_step(self.votes.note_request(request), now)
@@ -379,12 +379,12 @@ class GroupMachine:
             self.counts.count_step(now)
             self.requests.record_committed_step(attempt.quorum_id, attempt.step)
             wants = all(rank.wants_next for rank in self.group.ranks)
-            has_grant = wants and not self.group.drains and self.requests.offer(now)
+            has_grant = wants and not self.group.drains and self.requests.grant_next(now)
             if has_grant:
                 self._open_step(now)
         else:
-            self.counts.discarded(attempt.quorum_id, now, is_rank_lost=bool(rank_lost))
-            if self.requests.ends_by_discard(attempt.quorum_id):
+            self.counts.count_discard(attempt.quorum_id, now, is_rank_lost=bool(rank_lost))
+            if self.requests.should_end_on_discard(attempt.quorum_id):
                 self._give_up_quorum(rank_lost or "a step was discarded", now)
         for vote in votes:
             grant = self.requests.assignment(vote.group_rank, True) if has_grant else None
@@ -409,16 +409,16 @@ class GroupMachine:
 
     def _expire_ranks(self, now: float) -> None:
         """Handle ranks that have exceeded the rank timeout, and lost ranks that have not returned in time."""
-        for rank in self.watches.expire(now):
+        for rank in self.watches.expire_ranks(now):
             self._handle_loss(rank, now)
-        for loss in self.watches.given_up(now):
+        for loss in self.watches.give_up_ranks(now):
             where = ", was restarted and has not connected yet" if loss.is_restarted else " and has not reconnected"
             reason = loss.reason + where
             self._end_mates(loss.group_rank, loss.mates, reason)
             self._add(events.RankGivenUp(loss.group_rank, reason, loss.lost_at, loss.has_left, loss.is_restarted))
 
     def _handle_loss(self, group_rank: int, now: float) -> None:
-        """Refuse a lost rank's request, discard the step unless the rank has voted, and end the quorum."""
+        """Refuse a lost rank's request, discard the step unless the rank has voted on it, and end the quorum."""
         reason = self.watches.loss_of(group_rank).reason
         self._refuse(group_rank, WrongState(reason))
         self._decide_step(self.votes.note_loss(group_rank), now, reason)
@@ -477,15 +477,15 @@ class GroupMachine:
     def _receive(self, message: session.ToManager, now: float) -> None:
         match message:
             case session.Welcome(_, _, order):
-                self.session.welcomed(message, now)
+                self.session.handle_welcome(message, now)
                 if order is not None:
-                    self._obey(order, now)
+                    self._apply_order(order, now)
             case session.HeartbeatAck(_, _, order):
-                sent_at = self.session.acknowledged(message, now)
+                sent_at = self.session.handle_ack(message, now)
                 if order is not None:
-                    self._obey(order, now)
+                    self._apply_order(order, now)
                 if sent_at is not None:
-                    self.requests.renew(sent_at + LEASE_SHARE * self.session.lease_s)
+                    self.requests.renew_lease(sent_at + LEASE_SHARE * self.session.lease_s)
                 if self._unopened is not None:
                     self._open(now)
                 self._decide_again(now)
@@ -509,7 +509,7 @@ class GroupMachine:
                 if is_ours and self.group.drains:
                     self._leave()
             case session.QuorumOrder():
-                self._obey(message, now)
+                self._apply_order(message, now)
             case session.DrainRequest(reason):
                 self._dispatch(events.DrainAsked(reason or "the lighthouse was asked to drain it"), now)
             case session.KillRequest(reason, behind):
@@ -524,13 +524,13 @@ class GroupMachine:
             case session.Goodbye(reason):
                 self._session_end = reason if self._has_left else ""
             case PreemptionNoted():
-                pass  # the driver passes it on
+                pass  # handled by the driver
 
-    def _obey(self, order: session.QuorumOrder, now: float) -> None:
+    def _apply_order(self, order: session.QuorumOrder, now: float) -> None:
         is_revoked = order.phase is QuorumPhase.REVOKED
         if is_revoked:
-            self.counts.revoked(order.quorum_id, is_group_lost=bool(order.lost))
-        if self.requests.obey(order):
+            self.counts.record_revoke(order.quorum_id, is_group_lost=bool(order.lost))
+        if self.requests.apply_order(order):
             self._push_revoked(order.reason, order.lost)
         self._decide_again(now)
         accepted = self._unopened
@@ -541,7 +541,7 @@ class GroupMachine:
             self._refuse_all(WrongState(f"quorum {order.quorum_id} was revoked: {order.reason}; ask again"))
 
     def _open(self, now: float) -> None:
-        """Start the first step of the received quorum. For a standing quorum, do nothing until the lease is valid."""
+        """Start the first step of the received quorum. If the quorum stands, do nothing until the lease is valid."""
         accepted = self._unopened
         if accepted is None or (accepted.stands and now >= self.group.renewed_until):
             return
@@ -563,7 +563,7 @@ class GroupMachine:
         )
 
     def _note_changes(self, missing: Set[int]) -> None:
-        """Report a change in which ranks are missing, and the beginning and end of the ranks' wait for a quorum."""
+        """Report changes in the set of missing ranks, and when the ranks' wait for a quorum begins or ends."""
         is_waiting = False
         for rank in self.group.ranks:
             is_waiting |= rank.pending is not None
@@ -588,8 +588,8 @@ class GroupMachine:
     def _leave_if_idle(self) -> None:
         """Leave if the group has no ranks or is waiting for a quorum, because it then has no step to finish.
 
-        If the lighthouse already has its join, wait for the answer. This is either a refusal because of the drain, or
-        a quorum, whose steps the group completes before it leaves.
+        If the lighthouse already has the group's join, wait for the answer: either a refusal because of the drain, or a
+        quorum, whose steps the group completes before it leaves.
         """
         if self.session.is_joining and self.session.is_open:
             return
@@ -602,10 +602,10 @@ class GroupMachine:
         self._has_left = True
         self._refuse_all(self._drain_error())
         if not self.session.is_open:
-            self._session_end = "it had no session to say so on"
+            self._session_end = "it had no session with the lighthouse"
             return
         self._send(self.session.leave(self._draining))
-        self.session.closed()
+        self.session.close_session()
 
     # -- effects
 

@@ -22,7 +22,7 @@ RETURNS_WITHIN_S = 10.0
 
 
 class RankPresence:
-    """Updates the records of which ranks are present, and finds the ranks that exceed a timeout.
+    """Records which ranks are present, and finds the ranks that exceed a timeout.
 
     A rank without a watch is lost after `rank_timeout_s` without a call. A lost rank is given up after
     `returns_within_s`.
@@ -59,7 +59,7 @@ class RankPresence:
         return {rank.group_rank for rank in self._group.ranks if rank.watch is not None and not rank.watch.has_left}
 
     def absence(self) -> tuple[str, frozenset[int]]:
-        """Return the reason why the group cannot train now, which is empty if it can, and the missing ranks."""
+        """Return why the group cannot train now, or an empty string if it can, and the missing ranks."""
         missing: list[int] = []
         losses: list[LostRank] = []
         for rank in self._group.ranks:
@@ -102,7 +102,7 @@ class RankPresence:
             rank.loss = None
 
     def open_watch(self, number: int, group_rank: int, rank_incarnation: str) -> bool:
-        """Add a watch. Return True if it replaces an open watch of another process, which now counts as lost."""
+        """Add a watch. Return True if it replaces the open watch of another process, which then counts as lost."""
         rank = self._group.ranks[group_rank]
         old = rank.watch
         rank.watch = self._group.watches[number] = OpenWatch(number, group_rank, rank_incarnation)
@@ -113,7 +113,7 @@ class RankPresence:
         self.remove_mate(group_rank)
         return True
 
-    def leaves(self, number: int, mates: Set[int] = frozenset()) -> bool:
+    def begin_leaving(self, number: int, mates: Set[int] = frozenset()) -> bool:
         """Record that the process of a watch will exit normally once the ranks in `mates` no longer need its data.
 
         Return True for the rank's current process, and False for an older one, which may exit immediately.
@@ -141,7 +141,7 @@ class RankPresence:
                 released.append(watch.number)
         return tuple(released)
 
-    def started(self, group_ranks: Iterable[int] | None = None) -> None:
+    def record_restart(self, group_ranks: Iterable[int] | None = None) -> None:
         """Record that a supervisor has restarted the lost ranks among `group_ranks`, or all of them if it is None."""
         for loss in self.losses:
             loss.is_restarted |= group_ranks is None or loss.group_rank in group_ranks
@@ -162,7 +162,7 @@ class RankPresence:
         self._mark_lost(self._group.ranks[group_rank], f"rank {group_rank} has failed: {reason}", now)
         return True
 
-    def shift(self, by_s: float) -> None:
+    def postpone_timeouts(self, by_s: float) -> None:
         """Postpone all timeouts by `by_s` seconds after the manager itself was paused for that time.
 
         During the pause, the manager could not receive the ranks' calls.
@@ -178,7 +178,7 @@ class RankPresence:
             if 0 <= rank < self._group.size:
                 self._group.ranks[rank].heard_at = now
 
-    def expire(self, now: float) -> list[int]:
+    def expire_ranks(self, now: float) -> list[int]:
         """Mark the ranks that have exceeded the rank timeout as lost, and return them."""
         silent = [rank for rank in self._group.ranks if rank.loss is None and self._expires_at(rank) <= now]
         for rank in silent:
@@ -186,8 +186,8 @@ class RankPresence:
             self._mark_lost(rank, how, now)
         return [rank.group_rank for rank in silent]
 
-    def given_up(self, now: float) -> list[LostRank]:
-        """Return the lost ranks that have not returned in time, earliest loss first. Each is returned only once."""
+    def give_up_ranks(self, now: float) -> list[LostRank]:
+        """Give up the lost ranks that have not returned in time, and return them, the earliest loss first."""
         over = [rank.loss for rank in self._group.ranks if rank.loss is not None and self._expires_at(rank) <= now]
         for loss in over:
             loss.is_given_up = True

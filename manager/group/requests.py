@@ -28,24 +28,24 @@ from manager.group.records import GRANTING, Rank, ReplicaGroup, StandingQuorum
 
 def check_rank(group_rank: int, group_world_size: int) -> None:
     if not 0 <= group_rank < group_world_size:
-        raise no_such_rank(group_rank, group_world_size)
+        raise unknown_rank_error(group_rank, group_world_size)
 
 
-def no_such_rank(group_rank: int, group_world_size: int) -> InvalidRequest:
+def unknown_rank_error(group_rank: int, group_world_size: int) -> InvalidRequest:
     return InvalidRequest(
         f"is {group_rank}; the group has ranks 0 to {group_world_size - 1} (--group-world-size)", field="rank"
     )
 
 
-def _steps_differ(ask: QuorumRequest, other: QuorumRequest) -> Unrecoverable:
+def _step_mismatch_error(ask: QuorumRequest, other: QuorumRequest) -> Unrecoverable:
     return Unrecoverable(
         f"step: rank {ask.group_rank} is at step {ask.step} and rank {other.group_rank} at {other.step}; the ranks of "
         "a group advance together: restart the group, or load one checkpoint in all its ranks"
     )
 
 
-def no_state(ask: QuorumRequest, other: QuorumRequest, *, may_heal: bool) -> LighthouseError:
-    """Build the error for ranks that cannot heal: `ask` and `other` hold different states, or `other`'s is unusable.
+def missing_state_error(ask: QuorumRequest, other: QuorumRequest, *, may_heal: bool) -> LighthouseError:
+    """Return the error for ranks that cannot heal: `ask` and `other` hold different states, or `other`'s is unusable.
 
     `may_heal` means that a peer that can heal the ranks may still return. The error is then WrongState, so that the
     ranks request a quorum again. Otherwise the error is Unrecoverable.
@@ -77,7 +77,7 @@ def assign(
     All managers of a quorum, including torchft's, must compute the same result.
 
     1. Participants whose step is below `max_step` heal. At step 0 with `init_sync`, all participants heal from one of
-       them (`_origin`).
+       them (`_initial_source`).
     2. If n participants are up to date, the i-th participant that heals (from 0) copies the state from number
        (i + group_rank) mod n of these n. The next MAX_OTHER_SOURCES of them are its replacement sources.
     3. A participant that heals contributes to the same step if every participant supports this (`heals_first` is not
@@ -101,18 +101,18 @@ def assign(
     primary = at_max[group_rank % len(at_max)]
     behind = _behind(members, group_rank, init_sync)
     all_report = _all_report_heals_first(members)
-    catching_up, healing, served = list[int](), list[int](), list[int]()
+    catching_up, healing, copying = list[int](), list[int](), list[int]()
     for i in behind:
-        if _catches_up(members[i], max_step, stands=stands):
+        if _is_catching_up(members[i], max_step, stands=stands):
             catching_up.append(i)
             if not members[i].has_source:
-                served.append(i)
+                copying.append(i)
         elif members[i].heals_first or not all_report:
             healing.append(i)
-            served.append(i)
+            copying.append(i)
     sources = sorted(set(range(len(members))).difference(behind))
     contributors = sorted(sources + healing) if all_report else sources
-    dealt = {target: (n + group_rank) % len(sources) for n, target in enumerate(served)}
+    source_of = {target: (n + group_rank) % len(sources) for n, target in enumerate(copying)}
     answer = Assignment(
         quorum_id=quorum.quorum_id,
         replica_rank=mine,
@@ -124,7 +124,7 @@ def assign(
         max_world_size=len(at_max),
         contributors=len(contributors),
         primary_address=members[primary].address,
-        serve_to=tuple(target for target, at in dealt.items() if sources[at] == mine),
+        serve_to=tuple(target for target, place in source_of.items() if sources[place] == mine),
         commit_failures=max(member.commit_failures for member in members),
         catching_up=tuple(catching_up),
         tag_quorum_id=members[at_max[0]].tag_quorum_id,
@@ -132,9 +132,9 @@ def assign(
         place=contributors.index(mine) if mine in contributors else None,
         healing=tuple(healing),
     )
-    if mine not in dealt:
+    if mine not in source_of:
         return answer
-    first, *others = (sources[dealt[mine] :] + sources[: dealt[mine]])[: 1 + MAX_OTHER_SOURCES]
+    first, *others = (sources[source_of[mine] :] + sources[: source_of[mine]])[: 1 + MAX_OTHER_SOURCES]
     return replace(
         answer,
         heal_from_rank=first,
@@ -155,7 +155,7 @@ def is_for_one_step(quorum: Quorum, init_sync: bool, group_world_size: int) -> b
     max_step, _ = _at_max(members)
     ranks = range(group_world_size if max_step == 0 else 1)  # the ranks differ only at step 0
     behind = {i for group_rank in ranks for i in _behind(members, group_rank, init_sync)}
-    return any(not members[i].heals_first and not _catches_up(members[i], max_step, stands=True) for i in behind)
+    return any(not members[i].heals_first and not _is_catching_up(members[i], max_step, stands=True) for i in behind)
 
 
 def _at_max(members: tuple[Participant, ...]) -> tuple[int, list[int]]:
@@ -167,11 +167,11 @@ def _all_report_heals_first(members: tuple[Participant, ...]) -> bool:
     return all(member.heals_first is not None for member in members)
 
 
-def _catches_up(member: Participant, max_step: int, *, stands: bool) -> bool:
+def _is_catching_up(member: Participant, max_step: int, *, stands: bool) -> bool:
     return stands and member.catch_up and member.step < max_step
 
 
-def _origin(members: tuple[Participant, ...], at_max: list[int], group_rank: int) -> int:
+def _initial_source(members: tuple[Participant, ...], at_max: list[int], group_rank: int) -> int:
     """Return the index of the participant whose state all others copy at step 0.
 
     torchft selects a different participant for each group_rank. If all participants send tags (Agents do), all ranks
@@ -185,7 +185,7 @@ def _origin(members: tuple[Participant, ...], at_max: list[int], group_rank: int
 
 def _behind(members: tuple[Participant, ...], group_rank: int, init_sync: bool) -> list[int]:
     max_step, at_max = _at_max(members)
-    only_source = _origin(members, at_max, group_rank) if init_sync and max_step == 0 else None
+    only_source = _initial_source(members, at_max, group_rank) if init_sync and max_step == 0 else None
     return [
         i
         for i, member in enumerate(members)
@@ -219,7 +219,7 @@ def decide_request(group: ReplicaGroup, request: QuorumRequest, now: float) -> R
 
     The manager grants step n under the standing quorum q if and only if
 
-    1. q is not revoked, not recalled, and, if resumed, resumed up to n or later;
+    1. q is neither revoked nor recalled, and if it is resumed, then up to step n or later;
     2. all ranks in the group have committed step n - 1 under q, or q was formed for step n;
     3. its lease is valid: less than LEASE_SHARE of the lease has passed since the manager sent the last heartbeat that
        the lighthouse has acknowledged.
@@ -251,13 +251,13 @@ def decide_request(group: ReplicaGroup, request: QuorumRequest, now: float) -> R
         return RequestDecision(verdict)
     if group.drains:
         return RequestDecision(Verdict.LEAVE, mode)
-    if (error := _invalid_step(rank, request)) is not None:
+    if (error := _step_error(rank, request)) is not None:
         return RequestDecision(Verdict.REFUSE, mode, error)
     others = [other for other in group.pending(is_gathering=True) if other.group_rank != request.group_rank]
     for other in others:
-        # One of them is no Agent, so it cannot heal.
+        # One of the two ranks is not an Agent, so it cannot heal.
         if request.step != other.step and not (request.rank_incarnation and other.rank_incarnation):
-            return RequestDecision(Verdict.REFUSE_ALL, mode, _steps_differ(request, other))
+            return RequestDecision(Verdict.REFUSE_ALL, mode, _step_mismatch_error(request, other))
     return RequestDecision(Verdict.JOIN if len(others) == group.size - 1 else Verdict.GATHER, mode)
 
 
@@ -288,7 +288,7 @@ def _decide_grant(
     return Verdict.GRANT, None
 
 
-def _invalid_step(rank: Rank, request: QuorumRequest) -> LighthouseError | None:
+def _step_error(rank: Rank, request: QuorumRequest) -> LighthouseError | None:
     """Return an error if the request's step is malformed or earlier than the rank's last state, otherwise None."""
     try:
         check_count(request.step, "step")
@@ -420,7 +420,7 @@ class QuorumRequests:
         mine = answers[0].assignment
         is_behind = mine.heals or mine.place is None
         is_alone = len(quorum.participants) == 1
-        if not is_behind and (error := self._without_state(asks, is_alone=is_alone)) is not None:
+        if not is_behind and (error := self._find_missing_state(asks, is_alone=is_alone)) is not None:
             return error
         group.had_peers = not is_alone
         group.max_step = mine.max_step
@@ -432,8 +432,8 @@ class QuorumRequests:
             self.hold(quorum, group.max_step, init_sync=all(ask.init_sync for ask in asks))
         return answers
 
-    def _without_state(self, asks: Sequence[QuorumRequest], *, is_alone: bool) -> LighthouseError | None:
-        """Return the error for ranks that need to heal but cannot, or None if all ranks hold the same usable state.
+    def _find_missing_state(self, asks: Sequence[QuorumRequest], *, is_alone: bool) -> LighthouseError | None:
+        """Return the error if the ranks must heal but cannot, or None if all of them hold the same usable state.
 
         `is_alone` means that the group has no peers in the quorum.
         """
@@ -442,7 +442,7 @@ class QuorumRequests:
         if odd is None:
             return None
         had_peers = torn is not None if self._group.had_peers is None else self._group.had_peers
-        return no_state(asks[0], odd, may_heal=is_alone and had_peers)
+        return missing_state_error(asks[0], odd, may_heal=is_alone and had_peers)
 
     def _note_lowest(self, asks: Sequence[QuorumRequest]) -> None:
         group = self._group
@@ -466,7 +466,7 @@ class QuorumRequests:
         standing.is_late = mine.place is None and not (mine.heals or mine.catches_up)
         group.lease_until = group.renewed_until  # an earlier lighthouse may have given a longer lease
 
-    def renew(self, until: float) -> None:
+    def renew_lease(self, until: float) -> None:
         self._group.renewed_until = until
         self._group.lease_until = max(self._group.lease_until, until)
 
@@ -477,7 +477,7 @@ class QuorumRequests:
             standing.committed = max(standing.committed, step)
             self._end_when_done(standing)
 
-    def voted(self, vote: PendingVote) -> bool:
+    def record_vote(self, vote: PendingVote) -> bool:
         """Record a rank's vote. Return True if it is the last vote of a group that was too late to heal."""
         standing, ranks = self._group.standing, self._group.ranks
         ranks[vote.group_rank].wants_next = vote.wants_next
@@ -486,7 +486,7 @@ class QuorumRequests:
         ranks[vote.group_rank].has_voted = True
         return standing.is_late and all(rank.has_voted for rank in ranks)
 
-    def ends_by_discard(self, quorum_id: int) -> bool:
+    def should_end_on_discard(self, quorum_id: int) -> bool:
         """Return whether the discard of a step under `quorum_id` ends the standing quorum for this group.
 
         A group that was too late to heal contributes zeros and always discards the step. It stays in the quorum until
@@ -495,11 +495,11 @@ class QuorumRequests:
         standing = self._group.standing
         return standing is not None and standing.quorum.quorum_id == quorum_id and not standing.is_late
 
-    def obey(self, order: QuorumOrder) -> bool:
+    def apply_order(self, order: QuorumOrder) -> bool:
         """Apply the lighthouse's order to the standing quorum. Ignore an order for another quorum.
 
-        Return whether the order is a revoke of which the ranks must be notified. Raise InternalError if the
-        order is invalid for the quorum's mode.
+        Return True if the ranks must be notified of a revoke. Raise InternalError if the order is invalid for the
+        quorum's mode.
         """
         standing = self._group.standing
         if standing is None or order.quorum_id != standing.quorum.quorum_id:
@@ -534,9 +534,9 @@ class QuorumRequests:
     def leave(self, step: int | None) -> None:
         """Leave the quorum because a rank is exiting normally, unless a step has begun and is not committed yet.
 
-        This includes a quorum that the lighthouse revoked after the group had completed all its steps. The report
-        to the lighthouse then shows a normal exit, not a loss. `step` is the step that the rank would request next,
-        or None if it is in the middle of a step.
+        Also leave a quorum that the lighthouse revoked after the group had completed all its steps, so that the
+        lighthouse records a normal exit instead of a loss. `step` is the step that the rank would request next, or None
+        if it is in the middle of a step.
         """
         standing = self._group.standing
         if standing is None:
@@ -548,7 +548,7 @@ class QuorumRequests:
         if may_leave and committed >= standing.formed_for and step == committed + 1:
             standing.mode, standing.granted = HoldState.LEAVING, committed
 
-    def offer(self, now: float) -> bool:
+    def grant_next(self, now: float) -> bool:
         """Grant the next step together with the commit of the previous one, if allowed. Return True if granted."""
         standing = self._group.standing
         if standing is None or standing.mode not in (HoldState.STANDING, HoldState.RESUMED):
@@ -575,7 +575,7 @@ class QuorumRequests:
         return assignment
 
     @property
-    def catches_up(self) -> bool:
+    def is_catching_up(self) -> bool:
         """Return whether the group is behind and is healing while the other groups continue to train."""
         standing = self._group.standing
         return standing is not None and self._assign(standing, 0, True).catches_up
@@ -624,7 +624,7 @@ class QuorumRequests:
         return is_for_one_step(quorum, init_sync, self._group.size)
 
     def _note_catch_up(self, standing: StandingQuorum, request: QuorumRequest, is_first: bool) -> None:
-        """Record a rank's catch-up state. Once all ranks have sent theirs, decide whether the group needs a new quorum.
+        """Record a rank's catch-up state. Once all ranks have reported, decide whether the group needs a new quorum.
 
         The group needs a new quorum if all ranks have caught up, or if a rank has no source to catch up from.
         """

@@ -123,7 +123,7 @@ class SessionMachine:
             messages.append(self._request(self._join, now))
         return messages
 
-    def closed(self) -> None:
+    def close_session(self) -> None:
         self.is_open = False
 
     def tick(self, report: session.GroupReport, now: float) -> list[session.ToLighthouse]:
@@ -162,12 +162,12 @@ class SessionMachine:
         patience_s = SILENT_AFTER_INTERVALS * self._interval_s * 2 ** max(0, min(self._unanswered, 10) - 1)
         return max(asked_at, self._received_at) + patience_s
 
-    def welcomed(self, welcome: session.Welcome, now: float) -> None:
+    def handle_welcome(self, welcome: session.Welcome, now: float) -> None:
         self._received_at, self._unanswered = now, 0
         self._interval_s, self.lease_s = welcome.heartbeat_interval_s, welcome.lease_s
         self._next_heartbeat_at = min(self._next_heartbeat_at, now + self._interval_s)
 
-    def acknowledged(self, ack: session.HeartbeatAck, now: float) -> float | None:
+    def handle_ack(self, ack: session.HeartbeatAck, now: float) -> float | None:
         """Record an acknowledgement. Return when its heartbeat was sent, or None if that heartbeat is unknown."""
         self._received_at, self._unanswered = now, 0
         self._interval_s = ack.heartbeat_interval_s
@@ -220,7 +220,7 @@ class SessionMachine:
     def leave(self, reason: str) -> list[session.ToLighthouse]:
         return [session.Leave(reason)] if self.is_open else []
 
-    # -- within
+    # -- internal
 
     def _heartbeat(self, report: session.GroupReport, now: float) -> session.Heartbeat:
         self._heartbeats += 1

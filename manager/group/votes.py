@@ -5,10 +5,10 @@ voted yes. A single no discards it immediately. A yes that names its quorum is *
 has ended, and its rank repeats it until it receives the decision. A yes without a quorum ends with its call, and the
 rank may vote again.
 
-A late or repeated vote receives the decision, except that a no is never answered with a commit. A vote for a step other
-than the current one is refused; the error names both steps. When the ranks receive a quorum for a step, a new attempt
-begins, so an earlier discard does not affect the retry. Clients of the bare RPC that request no quorum open an attempt
-with their first vote.
+A late or repeated vote receives the decision, except that a no is never answered with a commit. A vote for another step
+than the current one is refused, and the error names both steps. When the ranks receive a quorum for a step, a new
+attempt begins, so an earlier discard does not affect the retry. Clients of the bare RPC that request no quorum open an
+attempt with their first vote.
 
 A bound vote may be for an attempt that this manager has not opened. An earlier manager opened it, and may have sent its
 decision to some ranks. No rank may receive a different decision, so the attempt is *inherited*, and the ranks' messages
@@ -81,7 +81,7 @@ class Votes:
     def note_request(self, request: QuorumRequest) -> bool | None:
         """Decide the step if a rank's request for a quorum reveals the decision, or shows that the rank will not vote.
 
-        Without this rule, another rank's bound yes could wait forever for this rank's vote.
+        Without this rule, the bound yes of another rank could wait forever for this rank's vote.
         """
         attempt, rank = self._group.attempt, self._group.ranks[request.group_rank]
         if attempt is None or attempt.decision is not None or not attempt.is_bound or rank.vote is not None:
@@ -112,7 +112,7 @@ class Votes:
             )
         )
 
-    def infer(self, vote: PendingVote) -> bool | None:
+    def infer_decision(self, vote: PendingVote) -> bool | None:
         """Infer from a vote that the earlier steps of its quorum were committed.
 
         A rank enters a step only after all ranks have committed the previous one.
@@ -124,7 +124,7 @@ class Votes:
             self._group.decided.setdefault((attempt.quorum_id, vote.step), True)
         return True if vote.step == attempt.step + 1 and attempt.decision is None else None
 
-    def count(self, vote: PendingVote) -> bool | None:
+    def count_vote(self, vote: PendingVote) -> bool | None:
         """Record a vote, or answer it if its step is already decided."""
         try:
             check_count(vote.step, "step")

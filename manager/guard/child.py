@@ -1,8 +1,8 @@
 """A process that the guard has started, and its output.
 
 `Child` starts the process, writes its log file and stores its exit status. The guard keeps it until the process and all
-its descendants have ended. `Lines` keeps the last lines of the output, which often show why a rank died. `Outlet` is
-the queue of prefixed lines for the guard's standard output.
+its descendants have ended. `Lines` keeps the last lines of the output, which often show why a rank died. `OutputQueue`
+holds the prefixed lines for the guard's standard output.
 """
 
 import contextlib
@@ -66,7 +66,7 @@ class Lines:
         return [*self.tail, *rest][-TAIL_LINES:]
 
 
-class Outlet:
+class OutputQueue:
     """Queue of output lines, read in pieces that a writable pipe accepts without blocking."""
 
     def __init__(self, limit_bytes: int = 1 << 20) -> None:
@@ -191,9 +191,9 @@ class Child:
             if time.monotonic() < self.warned_at + LOG_WARNED_EVERY_S:
                 return ""
             self.warned_at = time.monotonic()
-            return f"cannot write {self.log_path}: {e.strerror}; the rank continues, and is logged again later"
+            return f"cannot write {self.log_path}: {e.strerror}; the rank continues, and the log is retried later"
         missing, self.unlogged_bytes = self.unlogged_bytes, 0
-        return f"{self.log_path} is written again; {missing} bytes are missing before this" if missing else ""
+        return f"{self.log_path} is writable again; {missing} bytes are missing before this line" if missing else ""
 
     def open_log(self) -> str:
         """Open the log before the process starts. Return a warning if its file system is full or unreachable.
@@ -242,7 +242,8 @@ def open_log(path: str) -> io.FileIO:
     """
     make_private(Path(path).parent)
     how = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
-    not_plain = OSError(errno.EPERM, "is no plain file of this user alone; remove it, or name another --log-dir", path)
+    remedy = "remove it, or choose another --log-dir"
+    not_plain = OSError(errno.EPERM, f"is not a regular file of this user only; {remedy}", path)
     try:
         descriptor = os.open(path, how, 0o600)
     except OSError as e:

@@ -112,13 +112,13 @@ class GuardClient:
         self._send(halt=number, grace_s=grace_s)
         asyncio.get_running_loop().call_later(grace_s + END_TIMEOUT_S, self._check_end, number)
 
-    def pass_on(self, number: int, signal_number: int) -> None:
+    def forward_signal(self, number: int, signal_number: int) -> None:
         """Send a signal to a started process if it has a handler, or else to its nearest descendants that have one."""
         self._send(**{"signal": number, "pass": signal_number})
 
-    def strike(self, number: int, signal_number: int, *, is_largest: bool) -> None:
+    def signal_tree(self, number: int, signal_number: int, *, is_largest: bool) -> None:
         """Send a signal to a process and its descendants, or only to the largest of them by memory use."""
-        self._send(strike=number, is_largest=is_largest, **{"with": signal_number})
+        self._send(signal_tree=number, is_largest=is_largest, **{"with": signal_number})
 
     async def tail(self, number: int) -> tuple[str, ...]:
         """Return the last output lines of a process, or an empty tuple if the process or the guard has ended."""
@@ -201,7 +201,7 @@ class GuardClient:
         ends_at = asyncio.get_running_loop().time() + END_TIMEOUT_S
         while (status := self._process.poll()) is None:
             if asyncio.get_running_loop().time() >= ends_at:
-                log.error("the guard (pid %d) does not end; killing it", self.pid, extra=event("guard_killed"))
+                log.error("the guard (pid %d) does not exit; killing it", self.pid, extra=event("guard_killed"))
                 self._process.kill()
             await asyncio.sleep(0.005)
         return status
@@ -215,7 +215,7 @@ class GuardClient:
         ends_at = clock() + END_TIMEOUT_S
         us = os.getpid()
         while clock() < ends_at:
-            left = process_tree.descendants(us) if self._is_all else process_tree.marked(us, f"{self.pid}.")
+            left = process_tree.descendants(us) if self._is_all else process_tree.marked_descendants(us, f"{self.pid}.")
             if not left:
                 return
             process_tree.kill(left)

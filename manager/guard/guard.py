@@ -7,7 +7,7 @@ orders and sends results as lines of JSON on a socket:
     {"start": 1, "argv": [...], "env": {...}, "label": "a/0", "log": "...", "is_shown": true, "has_input": false}
     {"halt": 1, "grace_s": 10}
     {"signal": 1, "pass": 10}             for the processes of number 1 that handle signal 10
-    {"strike": 1, "with": 9, "is_largest": false}   a signal to the whole tree, or to its process with the most memory
+    {"signal_tree": 1, "with": 9, "is_largest": false}   for the whole tree, or for its process with the most memory
     {"tail": 1}
     -> {"tail": 1, "output": [...]}                                                last lines
     -> {"ended": 1, "status": -9, "output": [...], "error": "...", "why": "..."}   end of the whole tree
@@ -34,7 +34,7 @@ from pathlib import Path
 from typing import Any
 
 from manager.guard import process_tree
-from manager.guard.child import PASSING_ERRORS, Child, Outlet
+from manager.guard.child import PASSING_ERRORS, Child, OutputQueue
 
 _POLL_S = 0.02
 _UNKILLABLE_S = 5.0  # processes that survive SIGKILL for this long are reported and abandoned
@@ -49,7 +49,7 @@ class Guard:
         self._folder = Path(tempfile.mkdtemp(prefix="lighthouse-run-"))
         self._children: dict[int, Child] = {}
         self._strays_until: float | None = None  # when to stop searching for strays; None if no search is running
-        self._outlet = Outlet()
+        self._output = OutputQueue()
         self._selector = selectors.PollSelector()
         self._pending = b""
         self._is_open = True
@@ -101,10 +101,10 @@ class Guard:
             if "start" in order:
                 self._start(order)
             elif "pass" in order:
-                self._pass_on(order["signal"], order["pass"])
-            elif "strike" in order:
-                if (child := self._children.get(order["strike"])) is not None:
-                    self._strike(child, order["with"], is_largest=order["is_largest"])
+                self._forward_signal(order["signal"], order["pass"])
+            elif "signal_tree" in order:
+                if (child := self._children.get(order["signal_tree"])) is not None:
+                    self._signal_tree(child, order["with"], is_largest=order["is_largest"])
             elif "tail" in order:
                 child = self._children.get(order["tail"])
                 self._send({"tail": order["tail"], "output": child.lines.current_tail if child is not None else []})
@@ -128,15 +128,16 @@ class Guard:
         self._children[number] = child
         self._resume(child)
 
-    def _pass_on(self, number: int, signal_number: int) -> None:
+    def _forward_signal(self, number: int, signal_number: int) -> None:
         if (child := self._children.get(number)) is not None and child.status is None:
-            reached = process_tree.pass_on(child.pid, signal_number)
+            reached = process_tree.forward_signal(child.pid, signal_number)
             name = signal.Signals(signal_number).name
-            self._print(child.label, f"{name} is passed on" if reached else f"{name} is not passed on: it would end it")
+            refusal = f"{name} not forwarded: no process handles it, so it would kill the rank"
+            self._print(child.label, f"{name} forwarded" if reached else refusal)
 
-    def _strike(self, child: Child, signal_number: int, *, is_largest: bool) -> None:
+    def _signal_tree(self, child: Child, signal_number: int, *, is_largest: bool) -> None:
         """Send a signal for `lighthouse chaos`. Processes that the child starts during the call may not receive it."""
-        pids = process_tree.marked(os.getpid(), child.mark, child.pid)
+        pids = process_tree.marked_descendants(os.getpid(), child.mark, child.pid)
         process_tree.send([process_tree.largest(pids)] if is_largest and pids else pids, signal_number)
         self._print(child.label, f"lighthouse chaos: {signal.Signals(signal_number).name}")
 
@@ -176,7 +177,7 @@ class Guard:
                     child.kill_at, child.why = now, f"it was stopped by a signal for {STOPPED_S:g} s, and killed"
             left = [child.pid]
             if child.status is not None or _is_due(child, now):
-                left = process_tree.marked(os.getpid(), child.mark, child.pid)
+                left = process_tree.marked_descendants(os.getpid(), child.mark, child.pid)
             if _is_due(child, now):
                 process_tree.kill(left)
             if child.status is not None and (not left or now >= (child.kill_at or now) + _UNKILLABLE_S):
@@ -236,7 +237,7 @@ class Guard:
 
     def _show(self, child: Child, lines: list[bytes]) -> None:
         if child.is_shown and not self._is_muted:
-            self._outlet.put(f"[{child.label}] ", lines)
+            self._output.put(f"[{child.label}] ", lines)
 
     def _pause(self, child: Child) -> None:
         if not child.is_paused:
@@ -249,39 +250,39 @@ class Guard:
 
     def _apply_backpressure(self) -> None:
         """Stop reading the ranks' output while the guard's own output is blocked. Their writes then block, too."""
-        if self._outlet.has_data != self._is_writing:
-            self._is_writing = self._outlet.has_data
+        if self._output.has_data != self._is_writing:
+            self._is_writing = self._output.has_data
             if self._is_writing:
                 self._selector.register(sys.stdout.fileno(), selectors.EVENT_WRITE, self._write)
             else:
                 self._selector.unregister(sys.stdout.fileno())
         for child in self._children.values():
-            if self._outlet.is_full and child.is_shown:
+            if self._output.is_full and child.is_shown:
                 self._pause(child)
             elif child.is_paused and not child.is_read:
                 self._resume(child)
 
     def _write(self) -> None:
-        piece = self._outlet.next_chunk()
+        piece = self._output.next_chunk()
         try:
-            self._outlet.consume(os.write(sys.stdout.fileno(), piece))
+            self._output.consume(os.write(sys.stdout.fileno(), piece))
         except BlockingIOError:
             return
         except OSError as e:
             self._is_muted = e.errno not in PASSING_ERRORS  # any other error means that the reader has closed the pipe
-            while piece := self._outlet.next_chunk():
-                self._outlet.consume(len(piece))
+            while piece := self._output.next_chunk():
+                self._output.consume(len(piece))
 
     def _write_rest(self) -> None:
         """Write the remaining output of the ranks. Give up after _REST_S, because the reader may have stopped."""
         poll = select.poll()
         poll.register(sys.stdout.fileno(), select.POLLOUT)
         ends_at = time.monotonic() + _REST_S
-        while self._outlet.has_data and poll.poll(1000 * max(0.0, ends_at - time.monotonic())):
+        while self._output.has_data and poll.poll(1000 * max(0.0, ends_at - time.monotonic())):
             self._write()
 
     def _print(self, label: str, text: str) -> None:
-        self._outlet.put(f"[{label}] ", [text.encode()])
+        self._output.put(f"[{label}] ", [text.encode()])
 
     def _send(self, event: dict[str, Any]) -> None:
         with contextlib.suppress(ConnectionError):

@@ -40,7 +40,7 @@ def descendants(root: int) -> list[int]:
     return [pid for pid in found if not _is_zombie(pid)]
 
 
-def marked(root: int, mark: str, session: int = 0) -> list[int]:
+def marked_descendants(root: int, mark: str, session: int = 0) -> list[int]:
     """Return the pids of the descendants of `root` whose MARK_VARIABLE starts with `mark`, or that are in `session`."""
     sign = f"{MARK_VARIABLE}={mark}".encode()
     return [pid for pid in descendants(root) if (session and _session(pid) == session) or sign in environment(pid)]
@@ -96,7 +96,7 @@ def is_stopped(pid: int) -> bool:
     return _stat(pid)[:1] == ["T"]
 
 
-def pass_on(root: int, number: int) -> bool:
+def forward_signal(root: int, number: int) -> bool:
     """Send a signal to `root` if it handles the signal, or else to its nearest descendants that do.
 
     The signal would kill a process without a handler. Forked processes inherit handlers, so the search stops at each

@@ -325,13 +325,14 @@ async def follow(source: Source, on_notice: OnNotice, every_s: float = EVERY_S) 
                     notice = await source.poll(http)
                 on_notice(source.name, notice)
                 if has_failed:
-                    log.info("notices of %s are read again", source.name, extra=event("preemption_source_back"))
+                    fields = event("preemption_source_back")
+                    log.info("preemption notices from %s can be read again", source.name, extra=fields)
                 has_failed = False
             except POLL_ERRORS as e:
                 if not has_failed:
                     why = f"it has not answered within {within_s:g} s" if isinstance(e, TimeoutError) else str(e)
                     fields = event("preemption_source_failed", source=source.name)
-                    text = "cannot read notices of %s, and tries again every %g s: %s"
+                    text = "cannot read preemption notices from %s, retrying every %g s: %s"
                     log.info(text, source.name, every_s, why or type(e).__name__, extra=fields)
                 has_failed = True
             await asyncio.sleep(every_s)

@@ -57,19 +57,19 @@ class PreemptionWatch:
             return 0.0
         return max(0.0, save_left_s(self.notice, self._wall()))
 
-    def set(self, host: int, source: str, notice: PreemptionNotice | None) -> None:
+    def set_notice(self, host: int, source: str, notice: PreemptionNotice | None) -> None:
         """Record the current notice from one of a host's sources. `notice` is None if there is none."""
         self._notices.pop((host, source), None)
         if notice is not None:  # its texts come from a file or a server
             clean = replace(notice, reason=cut_reason(notice.reason), host=cut_reason(notice.host))
             self._notices[host, source] = clean
-        self._set_notice(most_urgent(self._notices.values()))
+        self._replace_notice(most_urgent(self._notices.values()))
 
     def lose_host(self, host: int) -> None:
         for source in [source for of, source in self._notices if of == host]:
-            self.set(host, source, None)
+            self.set_notice(host, source, None)
 
-    def noted(self, others: int) -> None:
+    def record_answer(self, others: int) -> None:
         """Record the lighthouse's answer to a notice: the number of other groups that stay."""
         self._others = others
         self._decide()
@@ -77,7 +77,7 @@ class PreemptionWatch:
     def close(self) -> None:
         self._timer.cancel()
 
-    def _set_notice(self, notice: PreemptionNotice | None) -> None:
+    def _replace_notice(self, notice: PreemptionNotice | None) -> None:
         if notice == self.notice:
             return
         if notice is None:

@@ -27,7 +27,7 @@ log = logging.getLogger(__name__)
 class Ranks(Protocol):
     """Interface to the group's supervisor, which sends signals to its ranks."""
 
-    def strike(self, rank: int | None, number: int, *, is_largest: bool = False) -> None:
+    def send_signal(self, rank: int | None, number: int, *, is_largest: bool = False) -> None:
         """Send a signal to all processes of a rank, or of all ranks if None. Raise WrongState if none is running."""
         ...
 
@@ -96,7 +96,7 @@ class FaultInjector:
         def closed() -> None:
             for number in [number for number, fault in self._faults.items() if fault.kind is not FaultKind.CUT]:
                 self._end_fault(number)
-            driver.closed()
+            driver.end_session()
 
         return opened, received, closed
 
@@ -175,13 +175,13 @@ class FaultInjector:
                 f"{self._replica_id}: {kind} needs supervised ranks: start them with lighthouse-manager run"
             )
         if kind is not FaultKind.STOP:
-            ranks.strike(rank, signal.SIGKILL, is_largest=kind is FaultKind.OOM)
+            ranks.send_signal(rank, signal.SIGKILL, is_largest=kind is FaultKind.OOM)
             return lambda: None
-        ranks.strike(rank, signal.SIGSTOP)
+        ranks.send_signal(rank, signal.SIGSTOP)
 
         def go_on() -> None:
             with suppress(LighthouseError):  # the rank was killed meanwhile
-                ranks.strike(rank, signal.SIGCONT)
+                ranks.send_signal(rank, signal.SIGCONT)
 
         return go_on
 

@@ -45,7 +45,7 @@ from lighthouse_runtime.web.control import JSON_HEADERS, HttpGuard, read_body, r
 from lighthouse_runtime.web.server import HttpServer, HttpSide
 from manager.evidence import EvidenceCollector, probe_alone
 from manager.group.driver import GroupDriver, Outcome
-from manager.group.events import GroupGivenUp, HasLeft, Killed, RankGivenUp
+from manager.group.events import GroupGivenUp, GroupLeft, Killed, RankGivenUp
 from manager.group.link import LighthouseLink
 from manager.preemption.sources import read_posted
 from manager.server.chaos import FaultInjector, Ranks
@@ -116,7 +116,7 @@ class Supervisor(Ranks, Protocol):
         """Return the step and size of the state that each rank in the group keeps in its supervisor's memory."""
         ...
 
-    def preempted(self, source: str, notice: PreemptionNotice | None) -> None:
+    def handle_notice(self, source: str, notice: PreemptionNotice | None) -> None:
         """Handle a preemption notice from an HTTP request. `notice` is None if the source withdraws its notice."""
         ...
 
@@ -242,7 +242,7 @@ class ManagerDaemon:
 
     def _handle(self, outcome: Outcome) -> None:
         match outcome:
-            case HasLeft():
+            case GroupLeft():
                 self._left.set()
                 self._end(0)
             case Killed() if self._supervisor is None:
@@ -318,18 +318,19 @@ class ManagerDaemon:
 
     async def _start_http(self, bind: str) -> None:
         guard = HttpGuard(LocalOperatorAccess(), (self._host, split_bind(bind, "--http")[0]))
+        hook = functools.partial(self._handle_preemption, guard)
         side = HttpSide(
             is_ready=lambda: self._link.is_reachable,
             metrics=lambda: render(self.status()),
             status=lambda: dataclasses.asdict(self.status()),
             guard=guard,
-            hooks={} if self._supervisor is None else {"POST /preemption": functools.partial(self._preempted, guard)},
+            hooks={} if self._supervisor is None else {"POST /preemption": hook},
         )
         self._http = HttpServer(side)
         port = await self._http.start(bind)
         log.info("serves HTTP on port %d", port, extra=event("serving_http", port=port))
 
-    async def _preempted(self, guard: HttpGuard, request: web.Request) -> web.Response:
+    async def _handle_preemption(self, guard: HttpGuard, request: web.Request) -> web.Response:
         """Handle POST /preemption by passing the notice in the body to the supervisor."""
         assert self._supervisor is not None
         try:
@@ -337,7 +338,7 @@ class ManagerDaemon:
             notice = read_posted(await read_body(request), time.time(), socket.gethostname())
         except LighthouseError as e:
             return refused(e)
-        self._supervisor.preempted("http", notice)
+        self._supervisor.handle_notice("http", notice)
         return web.json_response({"preempted": notice is not None}, headers=JSON_HEADERS)
 
     def _log_start(self) -> None:

@@ -289,7 +289,7 @@ def secret_from(variables: Mapping[str, str] = os.environ) -> str:
     secret = variables.get(MANAGER_SECRET_VARIABLE, "")
     if secret and not _SECRET.fullmatch(secret):
         raise InvalidRequest(
-            f"has {len(secret)} characters; it has 32 to 128 of A-Z a-z 0-9 _ -, as `openssl rand -hex 32` prints them",
+            f"has {len(secret)} characters; use 32 to 128 of A-Z a-z 0-9 _ -, for example from `openssl rand -hex 32`",
             field=MANAGER_SECRET_VARIABLE,
         )
     return secret

@@ -48,12 +48,12 @@ class StoreProcess:
         try:
             line = await asyncio.wait_for(process.stdout.readline(), START_TIMEOUT_S)
         except TimeoutError:
-            line = b"no word within %d s" % START_TIMEOUT_S
+            line = b"no answer within %d s" % START_TIMEOUT_S
         word, _, number = line.decode(errors="replace").strip().partition(" ")
         if word != "store" or not number.isdigit():
             await _end(process)
             raise InvalidRequest(
-                f"auto: {line.decode(errors='replace').strip() or 'it died'}: {_REMEDY}", field="--store"
+                f"auto: {line.decode(errors='replace').strip() or 'the process exited'}: {_REMEDY}", field="--store"
             )
         return cls(process, int(number))
 

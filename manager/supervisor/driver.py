@@ -54,7 +54,7 @@ class SupervisorDriver:
             case messages.HelloRejected(error):
                 self.feed(events.EndAsked(1, f"this supervisor was refused by the lighthouse: {error}"))
 
-    def manager_ended(self, status: int, grace_s: float) -> None:
+    def handle_manager_exit(self, status: int, grace_s: float) -> None:
         """Handle the exit of the group's manager. Status 0 means that the group has drained. Others are errors.
 
         After a preemption notice, `grace_s` is the time that the ranks have left.

@@ -135,8 +135,8 @@ class WorkerHosts:
 
     def _enter(self, host: int, sender: Sender) -> _Host:
         if (older := self._hosts.pop(host, None)) is not None:
-            older.sender.end(Superseded(f"another supervisor of host {host} has come"))
-            self._head.feed(HostLost(host, "its supervisor was started again"))
+            older.sender.end(Superseded(f"another supervisor of host {host} has connected"))
+            self._head.feed(HostLost(host, "its supervisor was restarted"))
         log.info("host %d connected", host, extra=event("host_joined", host=host))
         connected = self._hosts[host] = _Host(sender, asyncio.get_running_loop().time())
         address, port = self._head.plan.master
@@ -161,7 +161,7 @@ class WorkerHosts:
                     )
                 self._head.handle_signal(status, host)
             case PreemptionReport(notice):
-                self._head.preempted("", notice, host)
+                self._head.handle_notice("", notice, host)
             case hosts.ProbeResult(number, outside):
                 if (probe := self._probes.get(number)) is not None and not probe.done():
                     probe.set_result(outside)
@@ -314,7 +314,7 @@ class HeadHost(HostSupervisor):
         daemon = ManagerDaemon(
             self._launch.manager_config(),
             self._launch.group_secret,
-            self._manager_ended,
+            self._handle_manager_exit,
             self,
             self._launch.run_secret,
         )
@@ -350,9 +350,9 @@ class HeadHost(HostSupervisor):
     def entries(self) -> Mapping[str, Entry]:
         return {"Node": Stream(NODE_REQUESTS, self._workers.serve)}
 
-    def preempted(self, source: str, notice: PreemptionNotice | None, host: int = 0) -> None:
+    def handle_notice(self, source: str, notice: PreemptionNotice | None, host: int = 0) -> None:
         if self._preemption is not None:
-            self._preemption.set(host, source, notice)
+            self._preemption.set_notice(host, source, notice)
 
     def lose_notices(self, host: int) -> None:
         if self._preemption is not None:
@@ -362,7 +362,7 @@ class HeadHost(HostSupervisor):
         match outcome:
             case PreemptionNoted(others):
                 if self._preemption is not None:
-                    self._preemption.noted(others)
+                    self._preemption.record_answer(others)
             case GroupGivenUp(reason):
                 self.feed(events.MisfitReported(reason))
             case RankGivenUp(rank, reason, lost_at, has_left):
@@ -381,16 +381,16 @@ class HeadHost(HostSupervisor):
             return await self._workers.probe(request)
         return await self._local.probe(request) if self._local is not None else await probe_alone(request, is_here)
 
-    def strike(self, rank: int | None, number: int, *, is_largest: bool = False) -> None:
+    def send_signal(self, rank: int | None, number: int, *, is_largest: bool = False) -> None:
         if self._local is None:
-            raise Unreachable("host 0 is starting; ask again")
-        self._local.strike(rank, number, is_largest=is_largest)
+            raise Unreachable("host 0 is starting; retry")
+        self._local.send_signal(rank, number, is_largest=is_largest)
 
     @property
     def plan(self) -> LaunchPlan:
         """The launch plan. Raise Unreachable while it is not known yet."""
         if self._local is None:
-            raise Unreachable("host 0 is starting; ask again")
+            raise Unreachable("host 0 is starting; retry")
         return self._local.plan
 
     async def _end(self, over: GroupEnded) -> None:
@@ -448,12 +448,12 @@ class HeadHost(HostSupervisor):
     def _exit_left_s(self) -> float:
         return self._preemption.exit_left_s if self._preemption is not None else 0.0
 
-    def _manager_ended(self, status: int) -> None:
+    def _handle_manager_exit(self, status: int) -> None:
         """Handle the exit of the manager. If the ranks may still have to save a checkpoint, wait for that first."""
         if status == 0 and (left_s := self._save_left_s) > 0:
-            self._loop.call_later(left_s, self._manager_ended, status)
+            self._loop.call_later(left_s, self._handle_manager_exit, status)
         else:
-            self._driver.manager_ended(status, self._exit_left_s)
+            self._driver.handle_manager_exit(status, self._exit_left_s)
 
     # -- Group, for the driver
 

@@ -22,7 +22,7 @@ from lighthouse_runtime.client.clients import AsyncLighthouseClient
 from lighthouse_runtime.client.streams import SupervisorStream
 from lighthouse_runtime.log_event import event
 from lighthouse_runtime.timing.pacing import Backoff
-from manager.group.link import Absence
+from manager.group.link import UnreachableLog
 from manager.supervisor.rules.restart_policy import Report
 
 log = logging.getLogger(__name__)
@@ -55,7 +55,7 @@ class SupervisorLink:
         self._clock = asyncio.get_running_loop().time
         self._has_stop_arrived = asyncio.Event()
         self._has_answered = self._is_away = False
-        self._absence = Absence()
+        self._unreachable_log = UnreachableLog()
         self._is_over = False
         self._task: asyncio.Task[None] | None = None
 
@@ -63,7 +63,7 @@ class SupervisorLink:
         self._task = asyncio.create_task(self._run(), name="run")
 
     def report_loss(self, lost: run.ProcessLost) -> None:
-        self._report.lose(lost, self._clock())
+        self._report.add_loss(lost, self._clock())
 
     def ask_stop(self, reason: str) -> None:
         self._report.ask_stop(reason)
@@ -143,7 +143,7 @@ class SupervisorLink:
         match message:
             case run.SupervisorWelcome(interval_s):
                 self._stream = stream
-                self._report.welcomed(self._clock())
+                self._report.begin_stream(self._clock())
                 self._send_heartbeat(stream, interval_s)
             case run.RunStopped() | run.RunCompleted():  # the run has ended, so a stop request is obsolete
                 self._has_stop_arrived.set()
@@ -162,12 +162,12 @@ class SupervisorLink:
 
     def _set_error(self, error: str, what: str = "lighthouse unreachable") -> None:
         if error:
-            if text := self._absence.next_line(error, self._clock()):
+            if text := self._unreachable_log.next_line(error, self._clock()):
                 cost = "the ranks keep running" if self._has_answered else "the ranks start when it answers"
                 log.warning("%s: %s; %s", what, text, cost, extra=event("lighthouse_lost"))
         else:
             if self._is_away:
                 log.info("lighthouse reachable again", extra=event("lighthouse_answers"))
-            self._absence.clear_error()
+            self._unreachable_log.clear_error()
             self._has_answered = True
         self._is_away = bool(error)

@@ -113,13 +113,13 @@ class LocalHost:
             if all(self._live[rank].is_halted for rank in examined):
                 self._guard.halt(check, 0.0)
 
-    def pass_on(self, number: int) -> None:
+    def forward_signal(self, number: int) -> None:
         """Forward signal `number`, which the supervisor has received, to the ranks that have a handler for it."""
         for live in self._live.values():
             if live.process is not None and not live.is_halted:
-                self._guard.pass_on(live.process, number)
+                self._guard.forward_signal(live.process, number)
 
-    def strike(self, rank: int | None, number: int, *, is_largest: bool = False) -> None:
+    def send_signal(self, rank: int | None, number: int, *, is_largest: bool = False) -> None:
         """Send signal `number` to all processes of a rank, or of all ranks on this host if `rank` is None.
 
         If `is_largest`, signal only the process of each rank that uses the most memory. With torchrun, all ranks on
@@ -129,12 +129,12 @@ class LocalHost:
             WrongState: The rank is not running on this host.
         """
         name = None if rank is None else self.plan.process_of(rank)
-        struck = [live.process for each, live in self._live.items() if name in (None, each) and not live.is_halted]
-        if not struck or None in struck:
+        signalled = [live.process for each, live in self._live.items() if name in (None, each) and not live.is_halted]
+        if not signalled or None in signalled:
             who = self.plan.replica_id if rank is None else self.plan.label(rank)
             raise WrongState(f"{who} is restarting, or does not run on host {self.plan.host} of its group")
-        for process in struck:
-            self._guard.strike(process or 0, number, is_largest=is_largest)
+        for process in signalled:
+            self._guard.signal_tree(process or 0, number, is_largest=is_largest)
 
     async def probe(self, request: WatchHello) -> ProcessSnapshot:
         """Inspect a rank's process on this host, and read the last lines of its output."""
@@ -313,7 +313,8 @@ class HostSupervisor(ABC):
             await self._begin()
             systemd.ready()
             polled = polled_sources(self._sources, self._launch.settings.metadata_endpoint)
-            followers += [asyncio.create_task(follow(source, self.preempted), name=source.name) for source in polled]
+            for source in polled:
+                followers.append(asyncio.create_task(follow(source, self.handle_notice), name=source.name))
             over = await self._over
             systemd.stopping()
             is_expected = over.status in (0, 128 + signal.SIGTERM) or self._signals
@@ -338,7 +339,7 @@ class HostSupervisor(ABC):
         """Handle a stop signal. `status` is 128 plus the signal's number."""
 
     @abstractmethod
-    def preempted(self, source: str, notice: PreemptionNotice | None) -> None:
+    def handle_notice(self, source: str, notice: PreemptionNotice | None) -> None:
         """Handle the current preemption notice from a source on this host. `notice` is None if there is none."""
 
     @abstractmethod
@@ -365,13 +366,13 @@ class HostSupervisor(ABC):
     def _on_warning(self, number: int) -> None:
         self._read_signal(number)
         if self._local is not None:
-            self._local.pass_on(number)
+            self._local.forward_signal(number)
 
     def _read_signal(self, number: int) -> None:
         grace_s = self._launch.settings.preemption_grace_s
         if (notice := read_signal(number, self._sources, os.environ, time.time(), grace_s)) is not None:
-            self.preempted(notice.source, notice)
+            self.handle_notice(notice.source, notice)
 
     async def _watch_guard(self) -> None:
         status = await self._guard.run()
-        self._finish(GroupEnded(1, f"the guard of the ranks ended with {status}, and the ranks with it"))
+        self._finish(GroupEnded(1, f"the guard process ended with status {status}, and the ranks with it"))

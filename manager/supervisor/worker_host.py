@@ -103,7 +103,7 @@ class WorkerHost(HostSupervisor):
             await self._local.idle()
         self._finish(over)
 
-    def preempted(self, source: str, notice: PreemptionNotice | None) -> None:
+    def handle_notice(self, source: str, notice: PreemptionNotice | None) -> None:
         before = self._notice
         self._notices[source] = notice
         if self._notice != before:

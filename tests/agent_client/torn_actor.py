@@ -77,7 +77,7 @@ class TornActor(AgentActor):
         except OutOfMemory as e:
             error, is_committed = str(e), True
         self.sgd.is_due = False
-        return self.describe(is_committed, participated) | {"error": error, "torn": not agent.internals.holds_state}
+        return self.describe(is_committed, participated) | {"error": error, "torn": not agent.internals.has_state}
 
     def _apply(self, *, skips: bool) -> bool:
         if not self.is_bare:

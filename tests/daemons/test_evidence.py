@@ -101,9 +101,9 @@ async def test_whatever_they_hang_in(lighthouse: StreamServer) -> None:
 
         assert stopped.process.startswith(f"pid {ranks[3].pid} (python): T (stopped), VmRSS ")
         assert stopped.stacks == ""
-        assert "stacks: its process is stopped, and runs no handler" in stopped.missing
+        assert "stacks: its process is stopped and cannot run a handler" in stopped.missing
         assert f"process: {ranks[4].pid} has ended" in ended.missing
-        assert never.missing == ("all of it: it has opened no watch",)
+        assert never.missing == ("all evidence: it has not opened a watch",)
 
         # Nobody has come to harm by that.
         again = await heard(lighthouse, number + 1)

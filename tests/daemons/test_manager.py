@@ -267,7 +267,7 @@ def test_the_store_ends_with_a_manager_that_is_killed(interpreter: Any) -> None:
     ("script", "complaint"),
     [
         (f'exec {sys.executable} -I -S "$@"', "--store: auto: no torch in .*: No module named 'torch'"),
-        ("exit 7", "--store: auto: it died"),
+        ("exit 7", "--store: auto: the process exited"),
         ("echo store not-a-port", "--store: auto: store not-a-port"),
     ],
 )

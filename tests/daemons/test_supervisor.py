@@ -82,10 +82,10 @@ class TestEnds:
         with Supervisor(lighthouse.address, *options, command=shell) as supervisor:
             supervisor.wait_for_log(r"(?s)\[a/0\] works.*\[a/0\] works")
             supervisor.signal(signal.SIGUSR2)
-            supervisor.wait_for_log(r"\[a/0\] SIGUSR2 is not passed on")
+            supervisor.wait_for_log(r"\[a/0\] SIGUSR2 not forwarded")
             supervisor.signal(signal.SIGUSR1)
-            supervisor.wait_for_log(r"\[a/0\] SIGUSR1 is passed on")
-            supervisor.wait_for_log(r"\[a/1\] SIGUSR1 is not passed on")
+            supervisor.wait_for_log(r"\[a/0\] SIGUSR1 forwarded")
+            supervisor.wait_for_log(r"\[a/1\] SIGUSR1 not forwarded")
             eventually(lambda: len(supervisor.below) == 1, "rank 0 has ended, and its child; rank 1 sleeps on")
             assert supervisor.stop() == 143
             assert " died: " not in supervisor.log()
@@ -126,7 +126,7 @@ class TestEnds:
                 (disk / "filler").unlink()
                 go.touch()
                 assert supervisor.wait() == 0
-                assert re.search(r"rank_0.log is written again; \d+ bytes are missing", supervisor.log())
+                assert re.search(r"rank_0.log is writable again; \d+ bytes are missing", supervisor.log())
                 assert len(re.findall("cannot write", supervisor.log())) == 1
             assert (disk / "logs/a/attempt_0/rank_0.log").read_text().endswith("last\n")
         finally:
@@ -185,7 +185,7 @@ class TestNothingIsLeftBehind:
             os.kill(supervisor.guard(), signal.SIGKILL)
             assert supervisor.wait() == 1
             assert supervisor.gone()
-            assert "the guard of the ranks ended with -9" in supervisor.log()
+            assert "the guard process ended with status -9" in supervisor.log()
 
     def test_by_a_rank_that_dies(self, lighthouse: Lighthouse) -> None:
         command = f"{STRAY} {ONCE} sleep 0.3; kill -KILL $$"
@@ -258,7 +258,7 @@ class TestAGuardThatIsStopped:
         options = ("--log-dir", str(tmp_path), "--max-startup-failures", "1")
         with Supervisor(lighthouse.address, *options, command=SLEEP) as supervisor:
             assert supervisor.wait() == 1
-            assert "is no plain file of this user alone" in supervisor.log()
+            assert "is not a regular file of this user only" in supervisor.log()
 
 
 def running(seconds: str) -> list[int]:

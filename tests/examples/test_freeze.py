@@ -81,7 +81,7 @@ def test_one_slow_rank_is_named_alone(tmp_path: Path) -> None:
 
 def test_a_network_that_delivers_nothing_is_nobody_s_fault(tmp_path: Path) -> None:
     job, _ = freeze(tmp_path, "network")
-    assert job.stall == "network or collective: train/0-7 in all_reduce, nobody behind"
+    assert job.stall == "network or collective: train/0-7 in all_reduce, no rank behind"
 
 
 def test_the_cure_meets_the_document_s_criteria(tmp_path: Path) -> None:

@@ -66,7 +66,7 @@ class Life:
         )
         self.managers: list[Manager] = []
         if self.memory.claim():
-            self.jobs.remember(self.memory.load())
+            self.jobs.load_records(self.memory.load())
 
     @property
     def driver(self) -> JobDriver:

@@ -258,7 +258,7 @@ class Stage:
                 self.stop(message.quorum_id, -1)
             case events.SessionGivenUp():
                 self.close()
-            case events.HasLeft():
+            case events.GroupLeft():
                 assert self.reason
                 self.has_left = True
             case events.Killed():

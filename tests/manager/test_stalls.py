@@ -75,7 +75,7 @@ class TestTheDocumentsFreeze:
             for number in (0, 1, 2):
                 stuck.enter_context(job.ranks[number].collective(Number(1, 1), "all_reduce"))
             stopped = job.ranks.pop()
-            assert job.after(70) == "3 behind, last seen in step 2, 0-2 waiting in all_reduce; no beat from 3"
+            assert job.after(70) == "3 behind, last seen in step 2, 0-2 waiting in all_reduce; no heartbeat from 3"
             stopped.tick()
             job.ranks.append(stopped)
             assert job.after(1) == ""

@@ -24,6 +24,7 @@ from lighthouse.job.events import (
     JoinRefused,
     Left,
     Ordered,
+    ProcessPaused,
     QuorumEffect,
     QuorumEvent,
     QuorumFormed,
@@ -31,7 +32,6 @@ from lighthouse.job.events import (
     SessionEnded,
     SessionOpened,
     SessionRefused,
-    WasLate,
     Welcomed,
     Withdrawn,
 )
@@ -169,7 +169,7 @@ class Script:
     def _paused(self, durations: list[str], options: dict[str, object]) -> None:
         by_s = float(durations[0].removesuffix("s"))
         self._now += by_s
-        self._feed(WasLate(by_s))
+        self._feed(ProcessPaused(by_s))
 
     def _restart(self, _: list[str], options: dict[str, object]) -> None:
         record = None if options.get("journal") == "lost" else self._record

@@ -86,7 +86,7 @@ class CatchUpMachine(Generic[T]):
         return self._catches_up and self.transfer is not Transfer.FAILED
 
     @property
-    def followed(self) -> Tag:
+    def peer_tag(self) -> Tag:
         """Last tag of the chain, which identifies the current state of the other groups."""
         return self._kept[-1].tag if self._kept else self.begins
 
@@ -136,7 +136,7 @@ class CatchUpMachine(Generic[T]):
             self.record_failure(is_hopeless=True)
         self.begins = tag
 
-    def arrived(self, tag: Tag) -> None:
+    def record_arrival(self, tag: Tag) -> None:
         """Record that the complete snapshot has arrived. `tag` identifies its state."""
         if self.transfer is Transfer.UNDER_WAY:
             self.transfer, self.begins = Transfer.ARRIVED, tag
@@ -145,28 +145,28 @@ class CatchUpMachine(Generic[T]):
         """Record that the transfer has failed. If `is_hopeless`, heal in blocking mode next instead of trying again."""
         self._failures += 1
         self.heals_blocking |= is_hopeless or self._failures >= MAX_TRIES
-        self.begins = self.followed
+        self.begins = self.peer_tag
         self._kept.clear()
         self.transfer = Transfer.FAILED
 
-    def torn(self) -> None:
+    def mark_torn(self) -> None:
         """Record that the held state was only partly updated and therefore has no valid tag."""
         if self.held is not None:
             self.held = Tag(self.held.step, None)
         self.record_failure(is_hopeless=True)
 
-    def installed(self) -> None:
+    def record_install(self) -> None:
         self.held, self.transfer = self.begins, Transfer.DONE
         self._end_if_done()
 
-    def due(self) -> Sequence[PendingStep[T]]:
+    def due_steps(self) -> Sequence[PendingStep[T]]:
         return tuple(islice(self._kept, APPLIED_AT_ONCE)) if self.transfer is Transfer.DONE else ()
 
-    def applied(self) -> None:
+    def record_applied(self) -> None:
         self.held = self.begins = self._kept.popleft().tag
         self._end_if_done()
 
-    # -- within
+    # -- internal
 
     def _return(self) -> CatchUpAction:
         was_following, self.held = self.is_catching_up, None
@@ -185,7 +185,7 @@ class CatchUpMachine(Generic[T]):
         # Return whether the chain contains the tag. If so, drop the steps kept after it.
         if not any(_is_same(tag, begins) for tag in (self.begins, *(kept.tag for kept in self._kept))):
             return False
-        while not _is_same(self.followed, begins):
+        while not _is_same(self.peer_tag, begins):
             self._kept.pop()
         return True
 

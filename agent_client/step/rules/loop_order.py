@@ -22,7 +22,7 @@ class StepPart(Protocol):
     """A module whose forward passes begin steps, and whose backward passes reduce gradients."""
 
     @property
-    def begins_steps(self) -> bool:
+    def can_begin_step(self) -> bool:
         """True if the next forward pass begins a step, because the module is in training mode."""
         ...
 
@@ -61,17 +61,17 @@ class ZeroGradOrder:
     ends_loop: bool | None = None
     """True if zero_grad() is called at the end of the loop, or None before the first call."""
 
-    def zeroes(self, *, has_computed: bool, forward_begins: bool) -> bool:
+    def should_begin_step(self, *, has_computed: bool, can_forward_begin: bool) -> bool:
         """Return whether a call to zero_grad() begins a step.
 
         `has_computed` is True if the script has already computed something for the current step, and
-        `forward_begins` if the next forward pass will begin a step.
+        `can_forward_begin` if the next forward pass will begin a step.
         """
         if self.ends_loop is None:
             self.ends_loop = has_computed
-        return not (self.ends_loop or forward_begins)
+        return not (self.ends_loop or can_forward_begin)
 
-    def steps(self) -> None:
+    def record_optimizer_step(self) -> None:
         if self.ends_loop is None:
             self.ends_loop = True
 
@@ -92,12 +92,12 @@ class PassOrder:
     _ended: int = -1
     _forwards: int = 0  # reducing passes since the step began or the module last reduced
     _most: int = 0  # highest value of _forwards in this step
-    _starts_over: bool = False  # whether a forward pass followed a reset of reduced gradients in this step
+    _has_restarted: bool = False  # whether a forward pass followed a reset of reduced gradients in this step
     _usual_most: int = 0
-    _usually_starts_over: bool = False
+    _usually_restarts: bool = False
     _patience: int = 1
     _step: int = -1
-    _gave_up_at: int | None = None
+    _discarded_at: int | None = None
 
     def sync(self, *, step: int, ended: int, was_committed: bool) -> None:
         """Reset the counts if an attempt at a step has ended since the last call.
@@ -109,29 +109,29 @@ class PassOrder:
             return
         if was_committed:
             self._usual_most = max(self._usual_most, self._most, 1)
-            self._usually_starts_over |= self._starts_over
-            self._patience, self._gave_up_at = 1, None
+            self._usually_restarts |= self._has_restarted
+            self._patience, self._discarded_at = 1, None
         self._ended = ended
-        self._forwards, self._most, self.has_reduced, self._starts_over = 0, 0, False, False
+        self._forwards, self._most, self.has_reduced, self._has_restarted = 0, 0, False, False
 
-    def reduced(self) -> None:
+    def record_reduction(self) -> None:
         self.has_reduced, self._forwards = True, 0
 
-    def forward(self) -> None:
+    def record_forward(self) -> None:
         """Record a forward pass whose backward pass will reduce gradients."""
         self._forwards += 1
         self._most = max(self._most, self._forwards)
 
-    def starts_over(self) -> bool:
+    def record_forward_after_reset(self) -> bool:
         """Record a forward pass after a reset of reduced gradients. Return whether the script abandoned the step."""
-        self._starts_over = True
-        is_unusual = bool(self._usual_most) and not self._usually_starts_over
-        return is_unusual and self._gave_up_at != self._step
+        self._has_restarted = True
+        is_unusual = bool(self._usual_most) and not self._usually_restarts
+        return is_unusual and self._discarded_at != self._step
 
-    def repeats(self) -> bool:
+    def has_abandoned_step(self) -> bool:
         """Return whether another forward pass, after one without a backward pass, means that the step was abandoned."""
         return self.counts and bool(self._usual_most) and self._forwards >= self._usual_most * self._patience
 
-    def gave_up(self) -> None:
+    def record_discard(self) -> None:
         self._patience *= 2
-        self._gave_up_at = self._step
+        self._discarded_at = self._step

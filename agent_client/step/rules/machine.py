@@ -136,23 +136,23 @@ class StepMachine:
         self.share = self.world_size.share(assignment, self.shares)
         self.must_install = (assignment.heals or assignment.place is None) and not assignment.catches_up
 
-    def divide(self, shares: tuple[int, ...]) -> None:
+    def set_shares(self, shares: tuple[int, ...]) -> None:
         """Set the number of microbatches of each contributor. Call this before the script draws its batches."""
         self.shares = shares
         self.share = self.world_size.share(self.assignment, shares)
 
-    def got_no_quorum(self, reason: str) -> None:
+    def record_quorum_failure(self, reason: str) -> None:
         self._move("no_quorum", Phase.ASKED, to=Phase.COMPUTING)
         self.failure = reason
 
-    def lost_between(self, reason: str) -> None:
+    def record_loss_between_steps(self, reason: str) -> None:
         """Record that participants have been lost between two steps, so the next step needs another quorum."""
         if self.phase is Phase.IDLE:
             self.discards += 1
         else:
             self.fail_step(reason)
 
-    def erred(self, reason: str) -> None:
+    def record_error(self, reason: str) -> None:
         self.has_erred = True
         self.fail_step(reason)
 
@@ -161,7 +161,7 @@ class StepMachine:
         if self.failure is None:
             self.failure, self.is_blamed = reason, is_blamed
 
-    def computes(self, *, accumulates: bool = False) -> None:
+    def record_compute(self, *, accumulates: bool = False) -> None:
         """Record that a forward pass or a reduction is beginning. `accumulates` is True if no reduction will follow."""
         self.has_computed = True
         self.accumulates = accumulates
@@ -170,7 +170,7 @@ class StepMachine:
     def abandon_backward(self) -> None:
         """Fail the step after an unfinished backward pass, because the next reduction would not match the peers'."""
         self.is_in_backward = False
-        self.erred("a backward pass was abandoned before it had reduced all gradients")
+        self.record_error("a backward pass was abandoned before it had reduced all gradients")
 
     @property
     def contributes(self) -> bool:
@@ -181,14 +181,14 @@ class StepMachine:
     def divisor(self) -> int:
         return self.share.divisor - self.skipped_weight
 
-    def reduced(self) -> None:
+    def record_reduction(self) -> None:
         self.has_reduced = True
 
-    def installing(self) -> None:
+    def begin_install(self) -> None:
         self.tag_quorum_id = None
         self.is_torn = self.is_installing = True
 
-    def installed(self, step: int, tag_quorum_id: int | None, batches_committed: int) -> None:
+    def finish_install(self, step: int, tag_quorum_id: int | None, batches_committed: int) -> None:
         self.step = step
         self.tag_quorum_id = tag_quorum_id
         self.batches_committed = batches_committed
@@ -219,7 +219,7 @@ class StepMachine:
         return self.is_torn and not self.must_install and not self.assignment.catches_up
 
     @property
-    def cannot_heal(self) -> bool:
+    def has_no_heal_source(self) -> bool:
         """True if this rank's state is torn, and the quorum that formed afterwards has no peer to heal from."""
         return self.is_unhealed and self.assignment is not None and self.assignment.quorum_id != self.torn_under
 
@@ -250,7 +250,7 @@ class StepMachine:
         """True if this rank has voted yes and is the only rank in its group, so its vote is the decision."""
         return self.phase is Phase.VOTED and self.failure is None and self.is_alone
 
-    def decided(self, commit: bool) -> None:
+    def record_decision(self, commit: bool) -> None:
         self._move("commit" if commit else "discard", Phase.VOTED, to=Phase.IDLE)
         self.has_computed = False
         self.was_committed = commit and self.assignment is not None
@@ -267,7 +267,7 @@ class StepMachine:
             self.discards += 1
         self.may_heal = not commit or assignment is None
 
-    def faulted(self) -> None:
+    def count_fault(self) -> None:
         """Count the last discarded step as a fault. Call this if no other group is known to have caused the discard."""
         self.faults += 1
 

@@ -81,7 +81,7 @@ _FINAL = (InvalidRequest, NotServed, Unrecoverable)
 _WAITS = (DeadlinePassed, Unreachable, Superseded, LimitReached)
 
 
-class Patience:
+class RetryPolicy:
     """Decides whether a rank retries after its request for a quorum has been refused.
 
     1. If no later request can succeed, the rank exits immediately.
@@ -100,7 +100,7 @@ class Patience:
     def reset(self) -> None:
         self._tries = self._refusals = 0
 
-    def refused(self, error: LighthouseError, now: float) -> str:
+    def record_refusal(self, error: LighthouseError, now: float) -> str:
         """Record a refusal. Return the reason why this rank must exit, or an empty string if it should retry."""
         if self._tries == 0:
             self._began_at = self._logged_at = now
@@ -113,7 +113,7 @@ class Patience:
             return ""
         return f"{self._refusals} requests for a quorum refused in a row (max_consecutive_discards): {error}"
 
-    def pop_news(self, error: LighthouseError, now: float) -> str:
+    def pop_log_line(self, error: LighthouseError, now: float) -> str:
         """Return the line to log about the last refusal, `error`, or an empty string if no line is due at `now`."""
         is_first = self._tries == FIRST_LOG_AFTER
         if self._tries < FIRST_LOG_AFTER or not (is_first or now >= self._logged_at + LOG_INTERVAL_S):

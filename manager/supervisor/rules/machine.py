@@ -172,9 +172,9 @@ class SupervisorMachine:
             case events.HostLost(host, reason):
                 self._lose_host(host, reason, now)
             case events.RankEnded():
-                self._rank_ended(event, now)
+                self._handle_rank_end(event, now)
             case events.RankSilent():
-                self._rank_silent(event, now)
+                self._handle_silent_rank(event, now)
             case events.MisfitReported(reason):
                 for unit in self.units:
                     unit.misfit = reason if unit.phase is Phase.RUNNING else ""
@@ -191,7 +191,7 @@ class SupervisorMachine:
                 grace_s = max(self._grace_s, least_s) if has_grace else 0.0
                 self._end_group(status, why, math.inf if is_leaving else grace_s, now)
 
-    def _rank_ended(self, ended: events.RankEnded, now: float) -> None:
+    def _handle_rank_end(self, ended: events.RankEnded, now: float) -> None:
         unit = self._unit_of[ended.rank]
         if ended.attempt != unit.attempt or ended.rank not in unit.running:
             return
@@ -208,7 +208,7 @@ class SupervisorMachine:
             case Outcome.LOST:
                 self._handle_loss(unit, self._layout.host_of(ended.rank), why, now)
 
-    def _rank_silent(self, silent: events.RankSilent, now: float) -> None:
+    def _handle_silent_rank(self, silent: events.RankSilent, now: float) -> None:
         """Handle a rank whose process does nothing. Ignore the report if the rank was restarted in the meantime."""
         unit = self._unit_of.get(silent.rank)
         if unit is None or silent.rank not in unit.running or silent.lost_at < unit.started_at:

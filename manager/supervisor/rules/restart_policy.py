@@ -164,7 +164,7 @@ class Report:
 
     A requested stop and an excluded host are states, which are sent first on each new stream. A loss is an event, which
     is sent again only if the stream breaks soon afterwards. The lighthouse recognizes repetitions. `send` is only
-    called between `welcomed` and `end_stream`.
+    called between `begin_stream` and `end_stream`.
     """
 
     def __init__(self, send: Callable[[StopAsked | HostExcluded | ProcessLost], None]) -> None:
@@ -186,7 +186,7 @@ class Report:
         self._refused_since = now if self._refused_since is None else self._refused_since
         return now - self._refused_since >= DUPLICATE_TIMEOUT_S
 
-    def welcomed(self, now: float) -> None:
+    def begin_stream(self, now: float) -> None:
         """Report the excluded host, the requested stop and the pending losses to the lighthouse on a new stream."""
         self.is_open, self._refused_since = True, None
         for level in (self._excluded, self.stop):
@@ -201,7 +201,7 @@ class Report:
         self._sent.clear()
         self._losses = deque((*doubtful, *self._losses), maxlen=MAX_KEPT_LOSSES)
 
-    def lose(self, lost: ProcessLost, now: float) -> None:
+    def add_loss(self, lost: ProcessLost, now: float) -> None:
         self._losses.append(lost)
         self._send_losses(now)
 

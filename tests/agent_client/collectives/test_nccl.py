@@ -9,7 +9,7 @@ import torch
 from torch.distributed import HashStore
 
 from agent_client.collectives.group_spec import GroupSpec
-from agent_client.collectives.nccl import DUMP, Fence, NcclGroup, may_end_the_process, wait_for
+from agent_client.collectives.nccl import DUMP, Fence, NcclGroup, may_kill_process, wait_for
 from agent_client.collectives.peers import connector
 from agent_client.errors import ConfigurationError
 from tests.processes import LOCALHOST
@@ -137,7 +137,7 @@ def test_a_default_group_whose_monitor_ends_the_process_is_told(
     monkeypatch.delenv(DUMP, raising=False)
     if value is not None:
         monkeypatch.setenv(DUMP, value)
-    assert may_end_the_process(backends) is may
+    assert may_kill_process(backends) is may
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a CUDA device")

@@ -47,9 +47,9 @@ def tags(machine: CatchUpMachine[Tag]) -> list[Tag]:
 class TestFollowing:
     def test_one_that_is_behind_works_at_the_step_of_the_quorum_and_holds_its_own(self):
         machine = following()
-        assert (machine.held, machine.followed, machine.transfer) == (HOLDS, BEGINS, Transfer.UNDER_WAY)
+        assert (machine.held, machine.peer_tag, machine.transfer) == (HOLDS, BEGINS, Transfer.UNDER_WAY)
         commit(machine, Tag(11, 4))
-        assert (machine.held, machine.followed) == (HOLDS, Tag(11, 4))
+        assert (machine.held, machine.peer_tag) == (HOLDS, Tag(11, 4))
 
     def test_one_whose_group_is_behind_and_is_not_itself_does_nothing(self):
         machine: CatchUpMachine[Tag] = CatchUpMachine()
@@ -69,29 +69,29 @@ class TestFollowing:
 class TestApplying:
     def test_nothing_before_the_snapshot_is_installed(self):
         machine = following(2)
-        assert machine.due() == ()
-        machine.arrived(BEGINS)
-        assert machine.due() == ()
-        machine.installed()
-        assert [kept.tag for kept in machine.due()] == [Tag(11, 4), Tag(12, 4)]
+        assert machine.due_steps() == ()
+        machine.record_arrival(BEGINS)
+        assert machine.due_steps() == ()
+        machine.record_install()
+        assert [kept.tag for kept in machine.due_steps()] == [Tag(11, 4), Tag(12, 4)]
 
     def test_in_order_a_few_at_a_time_and_then_it_holds_what_it_works_at(self):
         machine = following(APPLIED_AT_ONCE + 1)
-        machine.arrived(BEGINS)
-        machine.installed()
+        machine.record_arrival(BEGINS)
+        machine.record_install()
         assert machine.held == BEGINS
-        for number, kept in enumerate(machine.due(), start=1):
+        for number, kept in enumerate(machine.due_steps(), start=1):
             assert kept.tag == Tag(10 + number, 4)
-            machine.applied()
+            machine.record_applied()
             assert machine.held == kept.tag
-        assert len(machine.due()) == 1
-        machine.applied()
-        assert (machine.is_catching_up, machine.due()) == (False, ())
+        assert len(machine.due_steps()) == 1
+        machine.record_applied()
+        assert (machine.is_catching_up, machine.due_steps()) == (False, ())
 
     def test_an_arrival_that_nobody_waits_for_is_nothing(self):
         machine = following(1)
         machine.record_failure()
-        machine.arrived(BEGINS)
+        machine.record_arrival(BEGINS)
         assert machine.transfer is Transfer.FAILED
 
 
@@ -105,18 +105,18 @@ class TestAnotherQuorum:
     def test_what_others_have_not_committed_is_forgotten(self):
         machine = following(2)
         assert machine.choose_action(lead(Tag(11, 4), has_source=False), Tag(12, 4)) is CatchUpAction.GO_ON
-        assert (tags(machine), machine.followed) == ([Tag(11, 4)], Tag(11, 4))
+        assert (tags(machine), machine.peer_tag) == ([Tag(11, 4)], Tag(11, 4))
 
     @pytest.mark.parametrize("begins", [Tag(12, 5), Tag(13, 4), Tag(12, None), Tag(9, 3)])
     def test_that_begins_anywhere_else_starts_anew(self, begins: Tag):
         machine = following(2)
         assert machine.choose_action(lead(begins), Tag(12, 4), "b") is CatchUpAction.FETCH
-        assert (tags(machine), machine.followed, machine.held, machine.source) == ([], begins, HOLDS, "b")
+        assert (tags(machine), machine.peer_tag, machine.held, machine.source) == ([], begins, HOLDS, "b")
 
     def test_and_fails_where_no_source_is_dealt(self):
         machine = following(2)
         assert machine.choose_action(lead(Tag(20, 5), has_source=False), Tag(12, 4)) is CatchUpAction.GO_ON
-        assert (machine.transfer, machine.followed, machine.has_source) == (Transfer.FAILED, Tag(20, 5), False)
+        assert (machine.transfer, machine.peer_tag, machine.has_source) == (Transfer.FAILED, Tag(20, 5), False)
 
     def test_without_the_source_starts_anew(self):
         machine = following(2)
@@ -125,7 +125,7 @@ class TestAnotherQuorum:
 
     def test_the_source_may_go_once_the_snapshot_is_here(self):
         machine = following(2)
-        machine.arrived(BEGINS)
+        machine.record_arrival(BEGINS)
         assert machine.choose_action(lead(Tag(12, 4), has_source=False, names="bc"), Tag(12, 4)) is CatchUpAction.GO_ON
         assert machine.has_source
 
@@ -136,8 +136,8 @@ class TestAnotherQuorum:
 
     def test_so_does_one_that_begins_with_what_it_holds(self):
         machine = following(2)
-        machine.arrived(BEGINS)
-        machine.installed()
+        machine.record_arrival(BEGINS)
+        machine.record_install()
         assert machine.choose_action(lead(BEGINS), Tag(12, 4), "b") is CatchUpAction.RETURN
         assert (machine.is_catching_up, machine.has_source) == (False, True)
 
@@ -146,9 +146,9 @@ class TestFailing:
     def test_starts_anew_in_the_next_quorum(self):
         machine = following(2)
         machine.record_failure()
-        assert (machine.has_source, machine.can_keep, machine.followed) == (False, False, Tag(12, 4))
+        assert (machine.has_source, machine.can_keep, machine.peer_tag) == (False, False, Tag(12, 4))
         commit(machine, Tag(13, 4))
-        assert (tags(machine), machine.followed, machine.held) == ([], Tag(13, 4), HOLDS)
+        assert (tags(machine), machine.peer_tag, machine.held) == ([], Tag(13, 4), HOLDS)
         assert machine.choose_action(lead(Tag(13, 4), has_source=False), Tag(13, 4)) is CatchUpAction.GO_ON
         assert machine.choose_action(lead(Tag(13, 4)), Tag(13, 4), "b") is CatchUpAction.FETCH
 
@@ -167,8 +167,8 @@ class TestFailing:
             for _ in range(MAX_TRIES - 1):
                 machine.record_failure()
                 assert machine.choose_action(lead(), BEGINS, "a") is CatchUpAction.FETCH
-            machine.arrived(BEGINS)
-            machine.installed()
+            machine.record_arrival(BEGINS)
+            machine.record_install()
             assert not machine.is_catching_up
             assert machine.choose_action(lead(), HOLDS, "a") is CatchUpAction.FETCH
         assert not machine.heals_blocking
@@ -240,7 +240,7 @@ class World:
         if not catches_up:
             self.weights = self.states[begins]  # it was up to date, or has healed plainly
         elif self.machine.is_catching_up:
-            assert self.machine.followed == shown
+            assert self.machine.peer_tag == shown
 
     def commit(self, keeps: bool) -> None:
         machine, tag = self.machine, Tag(self.works_at.step + 1, self.quorum_id)
@@ -255,17 +255,17 @@ class World:
         if machine.transfer is Transfer.ARRIVED:
             assert self.fetches is not None
             self.weights = self.states[self.fetches]
-            machine.installed()
+            machine.record_install()
         else:
-            due = machine.due()
+            due = machine.due_steps()
             assert len(due) <= APPLIED_AT_ONCE
             for kept in due:
                 self.weights += (kept.content,)
-                machine.applied()
+                machine.record_applied()
 
     def arrive(self) -> None:
         if self.fetches is not None and self.machine.transfer is Transfer.UNDER_WAY:
-            self.machine.arrived(self.fetches)
+            self.machine.record_arrival(self.fetches)
 
     def fail(self) -> None:
         if self.machine.transfer is Transfer.UNDER_WAY:

@@ -290,7 +290,7 @@ class TestWithdraw:
                 assert reader.recv(10)
                 withdrawn = pool.submit(server.withdraw, 60)
                 assert eventually(lambda: is_refused(server))
-                server.cut_off()
+                server.disconnect_readers()
                 withdrawn.result(20)
 
     def test_the_target_learns_of_it(self, monkeypatch: pytest.MonkeyPatch) -> None:

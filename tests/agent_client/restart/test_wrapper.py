@@ -120,7 +120,7 @@ def test_what_the_function_has_left_open_is_closed_but_for_what_it_keeps(variabl
             stop_signals.close_at_end(self)
 
         def close(self) -> None:
-            stop_signals.was_closed(self)
+            stop_signals.forget_closed(self)
             closed.append(self.name)
 
     before = Open("before")
@@ -322,7 +322,7 @@ def test_who_was_lost_comes_back(inside: RunInside) -> None:
 class WithoutPeer:
     """A process group, after a peer's end."""
 
-    has_lost_a_peer = True
+    has_lost_peer = True
 
     def abort(self) -> None: ...
 

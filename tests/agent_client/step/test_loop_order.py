@@ -21,9 +21,9 @@ def test_the_first_call_tells_where_a_loop_zeroes(
             if call == "compute":
                 has_computed = True
             elif call == "zero":
-                began.append(order.zeroes(has_computed=has_computed, forward_begins=False))
+                began.append(order.should_begin_step(has_computed=has_computed, can_forward_begin=False))
             elif iteration >= skipped:
-                order.steps()
+                order.record_optimizer_step()
                 has_computed = False
     assert all(begins is not ends_loop for begins in began)
 
@@ -34,19 +34,19 @@ def test_where_a_forward_pass_begins_the_step_no_zero_grad_does(calls: list[str]
     order, has_computed = ZeroGradOrder(), False
     for call in calls:
         if call == "zero":
-            assert not order.zeroes(has_computed=has_computed, forward_begins=True)
+            assert not order.should_begin_step(has_computed=has_computed, can_forward_begin=True)
         elif call == "step":
-            order.steps()
+            order.record_optimizer_step()
         has_computed = call == "compute" or (has_computed and call == "zero")
 
 
 def test_each_optimizer_of_a_gan_has_an_order_of_its_own() -> None:
     first, second = ZeroGradOrder(), ZeroGradOrder()
-    assert first.zeroes(has_computed=False, forward_begins=False)
-    first.steps()
-    second.steps()
-    assert not second.zeroes(has_computed=False, forward_begins=False)
-    assert first.zeroes(has_computed=False, forward_begins=False)
+    assert first.should_begin_step(has_computed=False, can_forward_begin=False)
+    first.record_optimizer_step()
+    second.record_optimizer_step()
+    assert not second.should_begin_step(has_computed=False, can_forward_begin=False)
+    assert first.should_begin_step(has_computed=False, can_forward_begin=False)
 
 
 class Script:
@@ -62,19 +62,22 @@ class Script:
 
     def forward(self, *, is_reset: bool = False) -> None:
         self.sync()
-        wrong = (is_reset and self.order.starts_over()) if self.order.has_reduced else self.order.repeats()
+        if self.order.has_reduced:
+            wrong = is_reset and self.order.record_forward_after_reset()
+        else:
+            wrong = self.order.has_abandoned_step()
         if wrong:
             self.left_out += 1
             self.end(is_committed=False)
-            self.order.gave_up()
+            self.order.record_discard()
             self.sync()
-        self.order.forward()
+        self.order.record_forward()
 
     def passes(self, count: int = 1, *, is_reset: bool = False) -> "Script":
         """Forward and backward."""
         for number in range(count):
             self.forward(is_reset=is_reset and number > 0)
-            self.order.reduced()
+            self.order.record_reduction()
         return self
 
     def end(self, *, is_committed: bool = True) -> None:
@@ -96,7 +99,7 @@ class TestPassOrder:
         script.passes().end()
         script.passes().forward(is_reset=True)
         script.step += 1
-        script.order.reduced()
+        script.order.record_reduction()
         script.forward(is_reset=True)
         assert script.left_out == 2
 
@@ -105,7 +108,7 @@ class TestPassOrder:
         script = Script()
         for _ in range(usual):
             script.forward()
-        script.order.reduced()
+        script.order.record_reduction()
         script.end()
         for _ in range(usual):
             script.forward()
@@ -119,7 +122,7 @@ class TestPassOrder:
             script.passes(2, is_reset=True)
             script.forward()
             script.forward()
-            script.order.reduced()
+            script.order.record_reduction()
         script.end(is_committed=False)
         script.passes(2, is_reset=True)
         assert script.left_out == 0
@@ -144,7 +147,7 @@ class TestPassOrder:
                 tried = script.left_out
                 for _ in range(forwards):
                     script.forward()
-            script.order.reduced()
+            script.order.record_reduction()
             script.end()
             before, script.left_out = script.left_out, 0
             assert before <= forwards.bit_length() + 1

@@ -8,7 +8,7 @@ from agent_client.step.rules.news import (
     LOSS_HELD_S,
     MAX_BACKOFF_S,
     Loss,
-    Patience,
+    RetryPolicy,
     StepNews,
 )
 from lighthouse_protocol.refusals import (
@@ -28,37 +28,37 @@ from lighthouse_protocol.refusals import (
 
 @pytest.mark.parametrize("kind", [InvalidRequest, NotServed, Unrecoverable])
 def test_what_asking_again_cannot_change_ends_the_rank_at_once(kind: type[LighthouseError]):
-    assert Patience(30).refused(kind("the reason"), 0.0) == "the reason"
+    assert RetryPolicy(30).record_refusal(kind("the reason"), 0.0) == "the reason"
 
 
 @pytest.mark.parametrize("kind", [WrongState, DuplicateReplica, InternalError])
 def test_a_refusal_that_does_not_pass_ends_the_rank(kind: type[LighthouseError]):
-    patience = Patience(3)
-    assert [patience.refused(kind("it is odd"), now) for now in range(2)] == ["", ""]
-    assert patience.refused(kind("it is odd"), 2) == (
+    patience = RetryPolicy(3)
+    assert [patience.record_refusal(kind("it is odd"), now) for now in range(2)] == ["", ""]
+    assert patience.record_refusal(kind("it is odd"), 2) == (
         "3 requests for a quorum refused in a row (max_consecutive_discards): it is odd"
     )
 
 
 @pytest.mark.parametrize("between", [None, DeadlinePassed("too few"), Unreachable("it starts again")])
 def test_only_refusals_in_a_row_are_counted(between: LighthouseError | None):
-    patience = Patience(2)
+    patience = RetryPolicy(2)
     for now in range(20):
-        assert patience.refused(WrongState("a quorum was revoked"), 2 * now) == ""
+        assert patience.record_refusal(WrongState("a quorum was revoked"), 2 * now) == ""
         if between is None:
             patience.reset()
         else:
-            assert patience.refused(between, 2 * now + 1) == ""
+            assert patience.record_refusal(between, 2 * now + 1) == ""
 
 
 @pytest.mark.parametrize("kind", [DeadlinePassed, Unreachable, Superseded, LimitReached])
 def test_waiting_never_ends_a_rank_and_is_said_regularly(kind: type[LighthouseError]):
-    patience, said, now = Patience(2), list[tuple[float, str]](), 0.0
+    patience, said, now = RetryPolicy(2), list[tuple[float, str]](), 0.0
     while now < 1800.0:
         error = kind("1 of 2 joined")
-        assert patience.refused(error, now) == ""
+        assert patience.record_refusal(error, now) == ""
         assert patience.backoff_s <= MAX_BACKOFF_S
-        if news := patience.pop_news(error, now):
+        if news := patience.pop_log_line(error, now):
             said.append((now, news))
         now += 0.2 + patience.backoff_s
     assert patience._tries > 1100  # 2**1100 is no float
@@ -69,11 +69,11 @@ def test_waiting_never_ends_a_rank_and_is_said_regularly(kind: type[LighthouseEr
 
 
 def test_a_quorum_is_the_end_of_it():
-    patience = Patience(3)
+    patience = RetryPolicy(3)
     for now in range(5):
-        patience.refused(DeadlinePassed("x"), now)
+        patience.record_refusal(DeadlinePassed("x"), now)
     patience.reset()
-    assert patience.refused(DeadlinePassed("x"), 9) == patience.pop_news(DeadlinePassed("x"), 9) == ""
+    assert patience.record_refusal(DeadlinePassed("x"), 9) == patience.pop_log_line(DeadlinePassed("x"), 9) == ""
     assert patience.backoff_s < 0.1
 
 

@@ -125,7 +125,7 @@ class Ranks:
 def reduced(tensor: Tensor, *, groups: int, ranks: int, reduce_dtype: Any = "tensor") -> tuple[Tensor, Ranks, Ranks]:
     inside, peers = Ranks(ranks), Ranks(groups)
     over: Any = peers
-    machine: Any = SimpleNamespace(contributes=True, failure=None, reduced=lambda: None, skips_batch=False)
+    machine: Any = SimpleNamespace(contributes=True, failure=None, record_reduction=lambda: None, skips_batch=False)
     machine.share, machine.divisor = SimpleNamespace(divisor=groups, weight=1), groups
     machine.assignment = SimpleNamespace(has_healing=False, replica_ids=("a",), replica_rank=0)
     unused: Any = None
@@ -184,12 +184,12 @@ def test_shares_end_with_the_quorum_that_agreed_on_them() -> None:
         return machine.share.microbatches
 
     assert begin(assigned(1, "a", "b")) == (0, 2)
-    machine.divide((3, 1))
+    machine.set_shares((3, 1))
     machine.vote()
-    machine.decided(commit=False)
+    machine.record_decision(commit=False)
     assert begin(assigned(1, "a", "b")) == (0, 1, 2)
     machine.vote()
-    machine.decided(commit=False)
+    machine.record_decision(commit=False)
     assert begin(assigned(2, "a", "c")) == (0, 2)
 
 

@@ -28,10 +28,10 @@ class Transition:
 TRANSITIONS = {
     "ask": Transition(lambda m: m.ask(), Phase.IDLE, Phase.ASKED),
     "accept_assignment": Transition(lambda m: m.accept_assignment(TRAINING), Phase.ASKED, Phase.COMPUTING),
-    "no_quorum": Transition(lambda m: m.got_no_quorum("nobody answers"), Phase.ASKED, Phase.COMPUTING),
+    "no_quorum": Transition(lambda m: m.record_quorum_failure("nobody answers"), Phase.ASKED, Phase.COMPUTING),
     "vote": Transition(lambda m: m.vote(), Phase.COMPUTING, Phase.VOTED),
-    "commit": Transition(lambda m: m.decided(True), Phase.VOTED, Phase.IDLE),
-    "discard": Transition(lambda m: m.decided(False), Phase.VOTED, Phase.IDLE),
+    "commit": Transition(lambda m: m.record_decision(True), Phase.VOTED, Phase.IDLE),
+    "discard": Transition(lambda m: m.record_decision(False), Phase.VOTED, Phase.IDLE),
 }
 WAY_TO = {
     Phase.IDLE: [],
@@ -63,7 +63,7 @@ def computing(assignment: Assignment = TRAINING, **fields: int) -> StepMachine:
 def ended(machine: StepMachine, *, commit: bool) -> bool:
     """Its own vote."""
     vote = machine.vote()
-    machine.decided(commit)
+    machine.record_decision(commit)
     return vote
 
 
@@ -89,7 +89,7 @@ def test_the_transition_table(name: str, phase: Phase) -> None:
 
 def test_an_impossible_transition_tells_the_story_that_led_to_it() -> None:
     machine = computing()
-    machine.reduced()
+    machine.record_reduction()
     ended(machine, commit=True)
     machine.ask()
     with pytest.raises(InvalidTransition, match=r"so far: ask@0 accept_assignment@0 vote@0 commit@0 ask@1 vote@1$"):
@@ -100,7 +100,7 @@ def test_the_history_is_bounded() -> None:
     machine = StepMachine()
     for _ in range(3 * HISTORY_KEPT):
         machine.ask()
-        machine.got_no_quorum("nobody")
+        machine.record_quorum_failure("nobody")
         ended(machine, commit=False)
     with pytest.raises(InvalidTransition) as raised:
         machine.vote()
@@ -114,13 +114,13 @@ def test_the_history_is_bounded() -> None:
 @pytest.mark.parametrize("fails", [True, False])
 def test_only_a_yes_of_a_rank_that_is_alone_is_the_decision(is_alone: bool, fails: bool) -> None:
     machine = computing(is_alone=is_alone)
-    machine.reduced()
+    machine.record_reduction()
     if fails:
         machine.fail_step("the peer is gone")
     assert not machine.has_decided, "before it has voted"
     machine.vote()
     assert machine.has_decided is (is_alone and not fails)
-    machine.decided(not fails)
+    machine.record_decision(not fails)
     assert not machine.has_decided
 
 
@@ -141,7 +141,7 @@ def test_what_is_missing_for_a_yes_is_said_and_the_next_quorum_may_heal(
     told(machine, assignment)
     assert machine.contributes is (assignment is TRAINING), "it adds zeros where it was told too late"
     if reduces:
-        machine.reduced()
+        machine.record_reduction()
     assert ended(machine, commit=False) is False
     assert machine.failure == failure
     assert machine.may_heal
@@ -151,20 +151,20 @@ def test_what_is_missing_for_a_yes_is_said_and_the_next_quorum_may_heal(
 def test_an_interrupted_installation_leaves_a_rank_without_a_tag_until_it_has_healed() -> None:
     """t04: under a quorum in which it does not heal nothing has failed, and there is nothing to install."""
     machine = computing(HEALING, step=4, tag_quorum_id=3)
-    machine.reduced()
-    machine.installing()
+    machine.record_reduction()
+    machine.begin_install()
     machine.fail_step("broke off")
     assert ended(machine, commit=False) is False
     assert (machine.step, machine.tag_quorum_id) == (4, None)
 
-    told(machine, dataclasses.replace(HEALING, heal_from_rank=None, max_rank=0, place=0)).reduced()
+    told(machine, dataclasses.replace(HEALING, heal_from_rank=None, max_rank=0, place=0)).record_reduction()
     assert not machine.must_install
     assert ended(machine, commit=False) is False
     assert machine.failure == "the state of a peer was installed in part"
 
-    told(machine, HEALING).reduced()
-    machine.installing()
-    machine.installed(9, 6, 40)
+    told(machine, HEALING).record_reduction()
+    machine.begin_install()
+    machine.finish_install(9, 6, 40)
     assert machine.vote() is True
 
 
@@ -172,7 +172,7 @@ def test_an_interrupted_installation_leaves_a_rank_without_a_tag_until_it_has_he
     ("act", "is_salvageable"),
     [
         (lambda machine: machine.fail_step("a peer is gone"), True),
-        (lambda machine: machine.erred("the loss is not finite"), False),
+        (lambda machine: machine.record_error("the loss is not finite"), False),
         (lambda machine: machine.abandon_backward(), False),
     ],
     ids=["a peer is gone", "the script calls it wrong", "its backward pass was given up"],
@@ -194,7 +194,7 @@ def test_optimized_another_state_are_not_reduced_again() -> None:
     ended(machine, commit=False)
     assert not machine.is_salvageable, "it is still to install the state of its peer"
     for step, tag in ((9, 3), (4, 6)):
-        machine.installed(step, tag, 40)
+        machine.finish_install(step, tag, 40)
         assert not machine.is_salvageable
     machine.begin()
     assert machine.is_salvageable
@@ -207,18 +207,18 @@ def test_a_commit_ends_a_row_of_discards() -> None:
     machine = computing()
     for _ in range(2):
         ended(machine, commit=False)
-        machine.faulted()
+        machine.count_fault()
         told(machine)
     assert (machine.discards, machine.faults) == (2, 2)
-    machine.reduced()
+    machine.record_reduction()
     ended(machine, commit=True)
     assert (machine.discards, machine.faults) == (0, 0)
 
 
 def test_nothing_of_a_step_is_left_when_the_next_one_asks() -> None:
     machine = computing(HEALING)
-    machine.computes()
-    machine.reduced()
+    machine.record_compute()
+    machine.record_reduction()
     machine.fail_step("b is lost", is_blamed=True)
     machine.abandon_backward()
     machine.is_in_backward = machine.skips_batch = True
@@ -236,10 +236,10 @@ def test_what_may_have_to_heal_waits_for_its_quorum() -> None:
     machine = StepMachine()
     assert machine.may_heal, "it has committed nothing here"
     for commit in (True, False, True):
-        told(machine).reduced()
+        told(machine).record_reduction()
         ended(machine, commit=commit)
         assert machine.may_heal is not commit
-    machine.installed(9, 7, 3)
+    machine.finish_install(9, 7, 3)
     assert machine.may_heal, "what it holds, a file or a peer has told"
 
 
@@ -257,10 +257,10 @@ def test_a_torn_state_has_no_tag_until_it_has_healed_and_says_why() -> None:
     machine.tear(DistrustKind.DIVERGENCE, "second")
     assert (machine.tag.quorum_id, machine.is_torn, machine.is_installing) == (None, True, False)
     assert machine.distrust == Distrust(DistrustKind.NOT_APPLIED, "it broke", step=5, quorum_id=3)
-    told(machine, HEALING).reduced()
-    assert not machine.cannot_heal
-    machine.installing()
-    machine.installed(9, 6, 40)
+    told(machine, HEALING).record_reduction()
+    assert not machine.has_no_heal_source
+    machine.begin_install()
+    machine.finish_install(9, 6, 40)
     assert (machine.distrust, machine.is_torn) == (None, False)
     assert machine.vote() is True
 
@@ -275,8 +275,8 @@ def test_what_was_committed_last_is_known_of_a_state_that_is_torn_again() -> Non
 
 def test_a_torn_state_never_commits() -> None:
     machine = told(torn())
-    machine.reduced()
-    assert machine.cannot_heal
+    machine.record_reduction()
+    assert machine.has_no_heal_source
     assert machine.vote() is False
     assert "it broke" in (machine.failure or "")
 
@@ -286,8 +286,8 @@ def test_a_torn_state_that_is_told_too_late_heals_in_the_next_step() -> None:
     machine = torn()
     machine.ask(heals_first=True)
     machine.accept_assignment(HEALS_NEXT)
-    assert (machine.is_unhealed, machine.cannot_heal, machine.contributes) == (False, False, False)
-    machine.reduced()
+    assert (machine.is_unhealed, machine.has_no_heal_source, machine.contributes) == (False, False, False)
+    machine.record_reduction()
     assert ended(machine, commit=False) is False
     assert machine.may_heal
 
@@ -295,12 +295,12 @@ def test_a_torn_state_that_is_told_too_late_heals_in_the_next_step() -> None:
 @pytest.mark.parametrize("is_alone", [True, False])
 def test_where_there_are_other_ranks_the_step_that_they_are_in_is_done_first(is_alone: bool) -> None:
     machine = computing(is_alone=is_alone)
-    machine.reduced()
+    machine.record_reduction()
     ended(machine, commit=True)
     machine.tear(DistrustKind.NOT_APPLIED, "it broke")
     assert machine.discards == is_alone, "it asks for another quorum, or does the step and votes no"
     told(machine)
-    assert (machine.is_unhealed, machine.cannot_heal) == (True, False)
+    assert (machine.is_unhealed, machine.has_no_heal_source) == (True, False)
 
 
 # -- what holds in every story
@@ -349,14 +349,14 @@ class Stories(RuleBasedStateMachine):
 
     @precondition(lambda self: self.in_phase(Phase.ASKED))
     @rule()
-    def got_no_quorum(self) -> None:
-        self.machine.got_no_quorum("nobody")
+    def record_quorum_failure(self) -> None:
+        self.machine.record_quorum_failure("nobody")
         self.failure = "nobody"
 
     @precondition(lambda self: self.in_phase(Phase.COMPUTING))
     @rule()
     def reduced(self) -> None:
-        self.machine.reduced()
+        self.machine.record_reduction()
         self.has_reduced = True
 
     @precondition(lambda self: not self.in_phase(Phase.IDLE))
@@ -373,14 +373,14 @@ class Stories(RuleBasedStateMachine):
     def install(self, is_interrupted: bool, quorum_id: int) -> None:
         assert self.machine.assignment is not None
         step = self.machine.assignment.max_step
-        self.machine.installing()
+        self.machine.begin_install()
         self.is_installing = True
         self.check_tag()
         if is_interrupted:
             self.machine.fail_step("broke off")
             self.failure = self.failure or "broke off"
             return
-        self.machine.installed(step, quorum_id, 3)
+        self.machine.finish_install(step, quorum_id, 3)
         self.position = (step, 3)
         self.is_installing, self.has_installed = False, True
 
@@ -413,7 +413,7 @@ class Stories(RuleBasedStateMachine):
     def decided(self, commit: bool) -> None:
         commit = commit and self.said_yes
         assignment = self.machine.assignment
-        self.machine.decided(commit)
+        self.machine.record_decision(commit)
         if commit:
             assert assignment is not None
             assert self.machine.tag_quorum_id == assignment.quorum_id
@@ -425,8 +425,8 @@ class Stories(RuleBasedStateMachine):
 
     @precondition(lambda self: self.in_phase(Phase.IDLE))
     @rule()
-    def faulted(self) -> None:
-        self.machine.faulted()
+    def count_fault(self) -> None:
+        self.machine.count_fault()
         self.faults += 1
 
     @invariant()

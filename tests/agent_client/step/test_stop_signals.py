@@ -102,7 +102,7 @@ def test_a_worker_that_is_forked_ends_by_the_signal() -> None:
 
 OPENS_FOUR = """
 import os, sys
-from agent_client.step.stop_signals import close_at_end, opened, was_closed
+from agent_client.step.stop_signals import close_at_end, opened, forget_closed
 
 class Opened:
     def __init__(self, name):
@@ -110,7 +110,7 @@ class Opened:
         close_at_end(self, is_of_process=name == "of the process")
 
     def close(self):
-        was_closed(self)
+        forget_closed(self)
         print(self.name, flush=True)
         if self.name == "broken":
             raise RuntimeError("it breaks")

@@ -185,10 +185,10 @@ def test_a_spare_is_in_the_step_and_adds_nothing(place: int, contributes: bool) 
     machine.ask()
     assert not machine.contributes
     machine.accept_assignment(assignments(3, 0)[place])
-    machine.reduced()
+    machine.record_reduction()
     assert machine.contributes is contributes
     assert machine.vote()
-    machine.decided(commit=True)
+    machine.record_decision(commit=True)
     assert (machine.step, machine.batches_committed) == (6, 2)
 
 

@@ -92,7 +92,7 @@ class TestOneRank:
         assert agent.state_dict() == before
 
     def test_a_checkpoint_with_such_a_number_is_named(self, agent: Agent, tmp_path: Path) -> None:
-        agent.internals.machine.installed(2**53, 7, 1)
+        agent.internals.machine.finish_install(2**53, 7, 1)
         path = save(CheckpointFolder(tmp_path, agent))
         with pytest.raises(AgentError, match=rf"^{path}: agent\['step'\] of the checkpoint is {2**53}, not"):
             CheckpointFolder(tmp_path, agent).resume()

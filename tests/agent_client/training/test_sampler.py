@@ -158,7 +158,7 @@ def test_each_sample_is_used_once_an_epoch_over_200_kills_and_joins(
         used: list[torch.Tensor] = []
         for place, name in enumerate(members):
             for rank, batches in groups[name]:
-                rank.machine.installed(held.step, 0, held.batches_committed)
+                rank.machine.finish_install(held.step, 0, held.batches_committed)
                 rank.machine.ask()
                 own = contributors.index(name) if name in contributors else None
                 rank.machine.accept_assignment(
@@ -170,10 +170,10 @@ def test_each_sample_is_used_once_an_epoch_over_200_kills_and_joins(
         commit = drawn.random() < 0.85
         for name in members:
             for rank, _ in groups[name]:
-                rank.machine.computes()
-                rank.machine.reduced()
+                rank.machine.record_compute()
+                rank.machine.record_reduction()
                 rank.machine.vote()
-                rank.machine.decided(commit)
+                rank.machine.record_decision(commit)
         if commit:
             held = groups[contributors[0]][0][0].machine
             samples, before = torch.cat(used), int(uses.sum())

@@ -52,12 +52,12 @@ def test_a_quorum_that_cannot_be_written_down_by_a_timer_raises_nothing():
 def test_nor_does_one_that_comes_first_after_a_pause():
     """A quorum forms by the pause itself."""
 
-    def was_late() -> None:
+    def handle_pause() -> None:
         if loop.now > 1001.0:
             raise Unreachable("no space left on device")
 
     loop = VirtualLoop()
-    driver = JobDriver("j", QuorumMachine(QuorumConfig(join_timeout_s=2.0)), Ports(loop, loop.time, was_late))
+    driver = JobDriver("j", QuorumMachine(QuorumConfig(join_timeout_s=2.0)), Ports(loop, loop.time, handle_pause))
     driver.receive_heartbeat_call("b", "b.0")
     driver.request_quorum(group("a"), 60.0, Caller[Answer]())
     loop.go(4.0)

@@ -254,7 +254,7 @@ class TestAStall:
         [asked] = job.managers["b"].told(EvidenceRequest)
         assert isinstance(asked, EvidenceRequest)
         job.loop.now += 300
-        job.driver.was_late(300)
+        job.driver.handle_pause(300)
         job.loop.go(0)
         assert job.newest.missing == ()
         job.managers["b"].moves_when_asked = True
@@ -268,7 +268,7 @@ class TestAStall:
         for name, manager in job.managers.items():
             manager.beat(0, late(name) if name == "b" else waiting(name))
         job.loop.now += 300
-        job.driver.was_late(300)
+        job.driver.handle_pause(300)
         job.loop.go(1)
         assert job.incidents == ()
 
@@ -318,7 +318,7 @@ class TestAStall:
             waits = tuple(rank(n, waits_for="quorum", group=name, still_s=0) for n in range(2))
             job.managers[name].beat(0, GroupView(name, "i1", waits))
         job.loop.go(70)
-        assert "everybody waits" in job.driver.status().stall
+        assert "all ranks wait" in job.driver.status().stall
         assert job.incidents == ()
 
     def test_close_leaves_no_timer_and_kills_nobody(self, make: Make):
@@ -490,7 +490,7 @@ class TestARun:
             ("r/0", 1, ""),
             ("r/1", 2, "stacks of 1"),
         ]
-        assert evidence[1].rank.missing[0].startswith("all of it: no answer within 3 s")
+        assert evidence[1].rank.missing[0].startswith("all evidence: no answer within 3 s")
         job.go(3, 7, 7, 7)
         [summary] = job.driver.status().incidents
         assert summary.step_s is not None

@@ -136,7 +136,7 @@ class TestAStall:
         told = recovered.incident.summary
         assert (told.evidence_s, told.acted_s, told.over_s, told.step_s) == (63.0, 63.0, 93.0, 98.0)
         assert (told.quorum_s, told.action) == (None, "notified: nothing is killed (--on-stall notify)")
-        assert not stage.machine.is_followed
+        assert not stage.machine.is_awaiting_commit
 
     def test_it_is_one_until_something_moves(self, stage: Stage):
         stage.stalled(behind("b/1"))
@@ -189,7 +189,7 @@ class TestAStall:
         stage.machine.end_stall(stage.now)
         stage.reached(11)
         assert stage.took(incident_id, "b/1") != []
-        assert not stage.machine.is_followed
+        assert not stage.machine.is_awaiting_commit
 
 
 NOTHING = "nothing is killed; `lighthouse kill` restarts a group, `lighthouse stop` ends the run"
@@ -293,7 +293,7 @@ class TestALoss:
         assert stage.opened == []
         stage.now += UNCONFIRMED_S + 1
         stage.formed()
-        assert (stage.opened, stage.machine.is_followed) == ([], False)
+        assert (stage.opened, stage.machine.is_awaiting_commit) == ([], False)
 
     def test_of_all_who_come_back_is_one(self, stage: Stage):
         stage.lost(*MEMBERS)
@@ -365,7 +365,7 @@ class TestAFaultOfChaos:
         stage.now += 1
         stage.reached(11)
         assert stage.last.step_s == 2.0
-        assert stage.machine.is_followed is False
+        assert stage.machine.is_awaiting_commit is False
         [recovered] = self.end(stage, id)
         assert isinstance(recovered, Recovered)
 
@@ -526,14 +526,14 @@ class TestOneFaultIsOneIncident:
         stage.formed(8, 10)
         stage.now += 0.1
         stage.reached(11)
-        assert not stage.machine.is_followed
+        assert not stage.machine.is_awaiting_commit
         stage.now += 5
         assert stage.back("a", "b") == []
         stage.now += 5
         [changed] = stage.back("a", "b", "c", quorum_id=10)
         assert isinstance(changed, Changed)
         assert changed.incident.summary.back_s == pytest.approx(10.1)
-        assert not stage.machine.awaits_quorum
+        assert not stage.machine.is_awaiting_quorum
 
 
 class TestASlowRank:

@@ -3,9 +3,9 @@
 from lighthouse.job.events import (
     ConnectionsCut,
     GridChanged,
-    MemberBack,
     MemberJoined,
     MemberLost,
+    MemberReturned,
     Ordered,
     QuorumEffect,
 )
@@ -55,7 +55,7 @@ def test_a_group_of_no_standing_quorum_is_lost_to_none():
     machine = QuorumMachine(QuorumConfig(heartbeat_timeout_s=5.0))
     assert told(machine.handle(beat("a"), 0)) == [MemberJoined("a")]
     assert told(machine.tick(6)) == [MemberLost("a", None, "it fell silent", 0), GridChanged()]
-    assert told(machine.handle(beat("a"), 7)) == [MemberBack("a", "is back"), GridChanged()]
+    assert told(machine.handle(beat("a"), 7)) == [MemberReturned("a", "is back"), GridChanged()]
 
 
 def test_another_incarnation_of_a_group_without_a_session_is_lost_too():

@@ -2,7 +2,7 @@
 
 import pytest
 
-from lighthouse.job.events import HeartbeatReceived, WasLate
+from lighthouse.job.events import HeartbeatReceived, ProcessPaused
 from lighthouse.job.forming import QuorumMachine
 from lighthouse.job.records import Kind, QuorumConfig, Verdict
 from lighthouse_protocol.messages.session import STARTING, QuorumOrder, QuorumPhase
@@ -61,7 +61,7 @@ class TestSessions:
     def test_one_without_does_not(self, why: str):
         m = connected("ab", stands=why != "switched off", min_replicas=2)
         if why == "held closing":
-            m.handle(WasLate(1), 0)
+            m.handle(ProcessPaused(1), 0)
         m.handle(asks(1, 1, "a", watched=why != "unwatched"), 0)
         if why in ("no session", "held closing"):  # that incarnation is its session's
             m.handle(ended(2), 0)
@@ -166,7 +166,7 @@ class TestDuplicates:
     def test_an_incarnation_stays_its_managers_when_its_session_has_ended(self, is_held: bool):
         m = connected("ab")
         if is_held:  # the lighthouse was late, and the end counts only later
-            m.handle(WasLate(1), 0)
+            m.handle(ProcessPaused(1), 0)
         m.handle(ended(1), 0)
         thief = native("a", address="thief.example:1")
         for secret in ("", ANOTHER):

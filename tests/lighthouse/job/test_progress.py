@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lighthouse.job.incident_driver import JobAccount
-from lighthouse.job.progress import MAX_KNOWN, NOTHING, JobProgress, RanksKept, RunRank, difference
+from lighthouse.job.progress import MAX_KNOWN, NOTHING, JobProgress, RankQuota, RunRank, difference
 from lighthouse.job.records import Group
 from lighthouse_protocol.messages.progress import (
     OTHER,
@@ -41,7 +41,7 @@ def waiting(name: str, size: int = 2, **fields: object) -> GroupView:
 class Job:
     """Progress of groups that are alive and outside the quorum unless a call names the members or the live ones."""
 
-    def __init__(self, kept: RanksKept | None = None) -> None:
+    def __init__(self, kept: RankQuota | None = None) -> None:
         self.groups: dict[str, Group] = {}
         self.progress = JobProgress(self.groups, kept=kept)
 
@@ -246,7 +246,7 @@ class TestRuns:
 
 
 def test_of_all_jobs_together_so_many_ranks_are_kept():
-    kept = RanksKept(limit=5)
+    kept = RankQuota(limit=5)
     one, other = Job(kept), Job(kept)
     one.take(waiting("a", size=2), 100)
     other.take(waiting("b", size=2), 100)

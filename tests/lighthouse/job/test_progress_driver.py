@@ -64,7 +64,7 @@ def test_the_log_says_who_is_behind_over_groups(job: Job, caplog: pytest.LogCapt
     job.loop.go(3)
     [said] = caplog.messages
     assert said.startswith("nothing has moved for 6")
-    assert ": b/1 behind in loader, a/0-1, b/0 waiting in all_reduce; no beat from a/0-1, b/0-1" in said
+    assert ": b/1 behind in loader, a/0-1, b/0 waiting in all_reduce; no heartbeat from a/0-1, b/0-1" in said
     assert job.shown()[0] == ("b", 1, "behind")
     job.places.add_view("b", job.b)
     job.loop.go(2)
@@ -77,7 +77,7 @@ def test_a_lighthouse_that_was_held_up_judges_nobody_for_that_time(job: Job, cap
     job.places.add_view("b", job.b)
     job.loop.go(30)
     job.loop.now += 1000
-    job.places.was_late(1000)
+    job.places.handle_pause(1000)
     job.loop.go(0)
     assert (caplog.messages, job.places.verdict()) == ([], None)
     job.loop.go(29)
@@ -87,7 +87,7 @@ def test_a_lighthouse_that_was_held_up_judges_nobody_for_that_time(job: Job, cap
 
 
 def test_it_asks_whether_it_was_before_it_judges(loop: VirtualLoop, caplog: pytest.LogCaptureFixture):
-    job = Job(loop, lambda: job.places.was_late(1000) if loop.now > 2000 and not late.append(1) else None)
+    job = Job(loop, lambda: job.places.handle_pause(1000) if loop.now > 2000 and not late.append(1) else None)
     late: list[int] = []
     job.places.add_view("a", job.a)
     job.places.add_view("b", job.b)

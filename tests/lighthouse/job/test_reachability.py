@@ -6,7 +6,7 @@ import pytest
 
 from lighthouse.job.events import JoinRefused
 from lighthouse.job.forming import QuorumMachine
-from lighthouse.job.records import Kind, is_loopback, unreachable
+from lighthouse.job.records import Kind, is_loopback, loopback_error
 from lighthouse_protocol.messages.membership import Participant
 from lighthouse_protocol.refusals import WrongState
 from tests.lighthouse.builders import group, join, machine
@@ -93,4 +93,4 @@ def test_without_addresses_nothing_is_known():
     ],
 )
 def test_the_message_names_the_address_that_is_at_fault(kind: Participant, words: str):
-    assert words in str(unreachable(kind, group("a")))
+    assert words in str(loopback_error(kind, group("a")))

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-from lighthouse.job.events import RanksBehind, ResumeAsked, RunVerdict, SessionEnded, StopAsked, WasLate
+from lighthouse.job.events import ProcessPaused, RanksBehind, ResumeAsked, RunVerdict, SessionEnded, StopAsked
 from tests.lighthouse.run_stage import RunStage, running
 from tests.scenarios.paragraphs import scenarios_of
 
@@ -28,7 +28,7 @@ def obey(stage: RunStage) -> None:
 def be_late(stage: RunStage, by_s: float) -> None:
     """The lighthouse was paused: no tick, and nothing was heard."""
     stage.now += by_s
-    stage.feed(WasLate(by_s))
+    stage.feed(ProcessPaused(by_s))
 
 
 def pass_without_a_tick(stage: RunStage, seconds: float) -> None:

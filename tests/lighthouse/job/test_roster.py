@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from agent_client.step.config import AgentConfig
 from lighthouse.job.events import QuorumFormed
 from lighthouse.job.records import Group, Kind, LastAssignment, QuorumConfig, QuorumRecord
-from lighthouse.job.roster import Job, is_reborn, refusal, sent_away
+from lighthouse.job.roster import Job, is_reborn, refusal, unreachable_groups
 from lighthouse_protocol.limits import ANSWER_MARGIN_S, JOIN_TIMEOUT_S, QUORUM_TIMEOUT_S
 from lighthouse_protocol.messages.membership import Participant, Quorum, Tag
 from lighthouse_protocol.messages.session import RESTARTING
@@ -379,4 +379,4 @@ class TestLoopback:
 
     @pytest.mark.parametrize("newcomer", [on_loopback("b"), Participant("b")])
     def test_another_does_not(self, newcomer: Participant):
-        assert sent_away(newcomer, roster_of(on_loopback("a"))) == []
+        assert unreachable_groups(newcomer, roster_of(on_loopback("a"))) == []

@@ -251,13 +251,13 @@ async def test_where_nothing_can_be_written_runs_are_closed_and_forgotten_all_th
 def test_a_timer_that_comes_first_after_a_pause_raises_nothing():
     """It has no caller that could be told that nothing can be written."""
 
-    def was_late() -> None:
+    def handle_pause() -> None:
         if loop.now > 1001.0:
             late.append(loop.now)
             raise WrongState("no space left on device")
 
     loop, late = VirtualLoop(), list[float]()
-    driver = RunDriver(("j", "r"), RunMachine(), MemoryStore(), Ports(loop, loop.time, was_late), NoJobs())
+    driver = RunDriver(("j", "r"), RunMachine(), MemoryStore(), Ports(loop, loop.time, handle_pause), NoJobs())
     entered(driver, 0)
     loop.go(100.0)
     assert late != []

@@ -4,7 +4,7 @@ from collections.abc import Iterable
 
 import pytest
 
-from lighthouse.job.events import HeartbeatReceived, HostBusy, MemberLost, Ordered, WasLate
+from lighthouse.job.events import HeartbeatReceived, HostBusy, MemberLost, Ordered, ProcessPaused
 from lighthouse.job.forming import QuorumMachine
 from lighthouse.job.status import explain
 from lighthouse_protocol.messages.session import QuorumOrder, QuorumPhase
@@ -316,27 +316,27 @@ class TestLateness:
 
     def test_moves_every_lapse(self):
         m = standing("abc")
-        assert m.handle(WasLate(10), 10.5) == []
+        assert m.handle(ProcessPaused(10), 10.5) == []
         assert ticked(m, 10.5, 14.9) == []
         assert beating(m, (2, 3), 14.9, 15.1)[0] == told("revoked", (2, 3), "a")
 
     def test_holds_the_closings_that_it_reads_then_for_the_lateness_and_two_seconds(self):
         m = standing("abc")
         beating(m, (1, 2, 3), 0, 1)
-        m.handle(WasLate(10), 11)
+        m.handle(ProcessPaused(10), 11)
         assert m.handle(ended(1), 11.5) == []
         assert beating(m, (2, 3), 11.5, 22.9) == []
         assert beating(m, (2, 3), 22.9, 23.1) == [told("revoked", (2, 3), "a")]
 
     def test_and_not_those_afterwards(self):
         m = standing("abc")
-        m.handle(WasLate(1), 1)
+        m.handle(ProcessPaused(1), 1)
         assert beating(m, (1, 2, 3), 1, 4.5) == []
         assert lose(m, 1, 4.5) == [told("revoked", (2, 3), "a")]
 
     def test_another_incarnation_is_the_loss_of_the_old_one_at_once(self):
         m = standing("ab")
-        m.handle(WasLate(3), 3)
+        m.handle(ProcessPaused(3), 3)
         m.handle(ended(1), 3)
         assert m.handle(opened(3, native("a", incarnation="i2")), 4) == [
             told("revoked", (2,), "a", "restarted"),
@@ -345,12 +345,12 @@ class TestLateness:
 
     def test_one_that_is_held_does_not_stand_with_anybody(self):
         m = standing("ab")
-        m.handle(WasLate(3), 3)
+        m.handle(ProcessPaused(3), 3)
         m.handle(ended(1), 3)
         assert m.handle(pulse(2, drains=True, **HOLDS), 3)[1:] == [told("recalled", (2,), "b drains")]
 
     def test_does_not_lengthen_a_lease(self):
         """Leases are counted from beats: the managers were not paused."""
         m = standing("a")
-        m.handle(WasLate(10), 3)
+        m.handle(ProcessPaused(10), 3)
         assert m.standing.leases_free_at() == 5

@@ -7,6 +7,7 @@ import pytest
 
 from lighthouse.job.events import (
     OutsiderIgnored,
+    ProcessPaused,
     RankJoined,
     RankLost,
     RankRefused,
@@ -18,7 +19,6 @@ from lighthouse.job.events import (
     SupervisorEnded,
     SupervisorJoined,
     SupervisorMessage,
-    WasLate,
 )
 from lighthouse.job.events import StopAsked as StopAskedByOperator
 from lighthouse.job.generations import NAMES_KEPT_S
@@ -86,7 +86,7 @@ class TestSupervisors:
         assert why(machine, SUPERVISOR, now=5 + 0.9 * NAMES_KEPT_S) is None
         assert why(again(supervised()), another, now=5.1 + NAMES_KEPT_S) is None
         machine = again(supervised())
-        machine.handle(WasLate(9.0), 14.0)
+        machine.handle(ProcessPaused(9.0), 14.0)
         assert why(machine, another, now=14 + 0.9 * NAMES_KEPT_S) is DuplicateReplica
 
     def test_nor_is_another_told_the_stop_that_it_was_told(self):
@@ -133,7 +133,7 @@ class TestRanks:
         assert isinstance(machine.generations.ranks.check_owner(another, 5 + 0.9 * NAMES_KEPT_S), DuplicateReplica)
         assert machine.generations.ranks.check_owner(RANK, 5 + 0.9 * NAMES_KEPT_S) is None
         assert machine.generations.ranks.check_owner(another, 5.1 + NAMES_KEPT_S) is None
-        machine.handle(WasLate(9.0), 14.0)
+        machine.handle(ProcessPaused(9.0), 14.0)
         assert isinstance(machine.generations.ranks.check_owner(another, 14 + 0.9 * NAMES_KEPT_S), DuplicateReplica)
 
     @pytest.mark.parametrize("by", ["another", "nobody", ""])

@@ -30,7 +30,7 @@ class Written:
         self.gate = OutputGate()
         self.said: list[str] = []
         self.woken = 0
-        self.store = EtcdStore("/l", self._wake, self.gate.block)
+        self.store = EtcdStore("/l", self._wake, self.gate.hold)
         self.store.begin(3, REVISION)
 
     def _wake(self) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from lighthouse.store.sqlite import Journal, beside
+from lighthouse.store.sqlite import Journal, sibling_path
 from lighthouse_protocol.messages.membership import Quorum
 from lighthouse_protocol.refusals import LighthouseError
 from tests.lighthouse.lives import FIRST_WALL_MS, Life, Manager, beat_for
@@ -85,9 +85,9 @@ class Story:
     def _copy(self) -> None:
         copy = self.folder / f"copy{len(self.copies)}"
         shutil.copyfile(self.path, copy)
-        log, log_copy = beside(self.path, "-wal"), None
+        log, log_copy = sibling_path(self.path, "-wal"), None
         if log.exists():
-            log_copy = beside(copy, "-wal")
+            log_copy = sibling_path(copy, "-wal")
             shutil.copyfile(log, log_copy)
         self.copies.append((copy, log_copy))
 
@@ -102,7 +102,7 @@ class Story:
         kind = self.random.choice(
             ["nothing", "restore", "restore", "no log", "torn log", "bits", "cut", "gone", "away"]
         )
-        log = beside(self.path, "-wal")
+        log = sibling_path(self.path, "-wal")
         raw = self.path.read_bytes() if self.path.exists() else b""
         match kind:
             case "restore" if self.copies:
@@ -123,7 +123,7 @@ class Story:
                 self.path.write_bytes(raw[: self.random.randrange(len(raw))])
             case "gone":
                 self.path.unlink(missing_ok=True)
-            case "away" if raw:  # a copy on another host, without what is beside it
+            case "away" if raw:  # a copy on another host, without what is sibling_path it
                 self.folder = self.folder / f"host{self.lives}"
                 self.folder.mkdir()
                 self.path = self.folder / "journal.sqlite"

@@ -18,7 +18,7 @@ import pytest
 
 import lighthouse.store.records
 import lighthouse.store.sqlite
-from lighthouse.job.records import Former, JoinState, QuorumRecord, RestartRecord, RunRecord, Supervisor
+from lighthouse.job.records import JoinState, PreviousLaunch, QuorumRecord, RestartRecord, RunRecord, Supervisor
 from lighthouse.job.store import MemoryStore
 from lighthouse.store import sqlite
 from lighthouse.store.sqlite import Journal, default_path
@@ -584,7 +584,7 @@ FULL = RunRecord(
     completed=3,
     supervisors=(Supervisor(SupervisorHello("g", "2", "h", (0, 1)), former=("1",)),),
     excluded=(ExcludedHost("h7", "broken", 5.0),),
-    former=Former(1, ("old",)),
+    former=PreviousLaunch(1, ("old",)),
 )
 RUN = ("job", "run")
 

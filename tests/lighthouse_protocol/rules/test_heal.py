@@ -20,8 +20,8 @@ FROM_A = HealProgress(number=1, source="a", step=17)
 class Heal:
     """A group whose ranks report at the moments that a test says."""
 
-    def __init__(self, *, is_beside: bool = False) -> None:
-        self.group = GroupHeal(is_beside=is_beside)
+    def __init__(self, *, is_catching_up: bool = False) -> None:
+        self.group = GroupHeal(is_catching_up=is_catching_up)
         self.lines: list[str] = []
 
     def report(
@@ -280,7 +280,7 @@ class TestLines:
         assert heal.group.next_at(15) is None
 
     def test_beside_the_steps(self):
-        heal = Heal(is_beside=True)
+        heal = Heal(is_catching_up=True)
         heal.flows(10, 20)
         heal.report(12, 1000, is_over=True)
         heal.say(13)

@@ -25,9 +25,9 @@ class Said:
 def test_what_follows_a_record_waits_for_it_and_keeps_its_order() -> None:
     said = Said()
     said.say("before")
-    first = said.gate.block()
+    first = said.gate.hold()
     said.say("a")
-    second = said.gate.block()
+    second = said.gate.hold()
     said.say("b")
     assert said.words == ["before"]
     second()
@@ -40,7 +40,7 @@ def test_what_follows_a_record_waits_for_it_and_keeps_its_order() -> None:
 
 def test_what_is_dropped_is_never_said() -> None:
     said = Said()
-    release = said.gate.block()
+    release = said.gate.hold()
     said.say("a")
     said.gate.drop(DEPOSED)
     release()
@@ -50,7 +50,7 @@ def test_what_is_dropped_is_never_said() -> None:
 
 def test_a_server_that_may_not_speak_says_nothing_not_even_what_became_durable() -> None:
     said = Said()
-    release = said.gate.block()
+    release = said.gate.hold()
     said.say("a")
     said.refusal = DEPOSED
     release()
@@ -63,7 +63,7 @@ def test_a_server_that_may_not_speak_says_nothing_not_even_what_became_durable()
 async def test_a_call_waits_for_what_is_held_when_it_asks() -> None:
     said = Said()
     await said.gate.wait_delivered()
-    release = said.gate.block()
+    release = said.gate.hold()
     call = asyncio.create_task(said.gate.wait_delivered())
     await asyncio.sleep(0)
     assert not call.done()
@@ -73,7 +73,7 @@ async def test_a_call_waits_for_what_is_held_when_it_asks() -> None:
 
 async def test_a_call_that_waits_ends_with_the_reason_when_all_is_dropped() -> None:
     said = Said()
-    said.gate.block()
+    said.gate.hold()
     call = asyncio.create_task(said.gate.wait_delivered())
     await asyncio.sleep(0)
     said.gate.drop(DEPOSED)

@@ -6,7 +6,7 @@ import logging
 import pytest
 
 from lighthouse_protocol.rules.stall import Kind, StallVerdict
-from lighthouse_runtime.timing.timers import CHECKED_EVERY_S, LATE_AFTER_S, LoopLag, StallWatch, SustainedNotice
+from lighthouse_runtime.timing.timers import CHECKED_EVERY_S, LATE_AFTER_S, DelayedAlert, LoopLag, StallWatch
 from tests.virtual_loop import VirtualLoop
 
 
@@ -112,13 +112,13 @@ def test_says_it_once_and_when_it_is_over(scene: Scene, watch: StallWatch, caplo
     scene.loop.go(120)
     assert caplog.messages == ["nothing has moved for 60 s: 1 behind in loader"]
     assert watch.verdict is not None
-    scene.text = "1 behind in loader; no beat from 1"
+    scene.text = "1 behind in loader; no heartbeat from 1"
     scene.loop.go(2)
-    assert caplog.messages[1:] == ["nothing has moved for 179 s: 1 behind in loader; no beat from 1"]
+    assert caplog.messages[1:] == ["nothing has moved for 179 s: 1 behind in loader; no heartbeat from 1"]
     scene.moved_at = scene.loop.now
     scene.loop.go(2)
     assert caplog.messages[2:] == ["progress resumed"]
-    assert scene.told == ["1 behind in loader", "1 behind in loader; no beat from 1", "moves"]
+    assert scene.told == ["1 behind in loader", "1 behind in loader; no heartbeat from 1", "moves"]
 
 
 def test_what_moves_costs_a_look_a_minute(scene: Scene, watch: StallWatch, caplog: pytest.LogCaptureFixture):
@@ -147,7 +147,7 @@ AFTER_S = 0.02
 
 async def said(*texts: str, apart_s: float) -> list[str]:
     heard: list[str] = []
-    lasting = SustainedNotice(asyncio.get_running_loop(), heard.append, AFTER_S)
+    lasting = DelayedAlert(asyncio.get_running_loop(), heard.append, AFTER_S)
     for text in texts:
         lasting.set(text)
         await asyncio.sleep(apart_s)

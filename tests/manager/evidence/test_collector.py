@@ -61,7 +61,7 @@ class Group:
         if not is_here:
             return await probe_alone(request, is_here)
         if request.offer is None:
-            return replace(self.outside, stacks="", missing=("stacks: it has no handler that writes them",))
+            return replace(self.outside, stacks="", missing=("stacks: it has no handler that writes its stacks",))
         self.signalled.append(request.pid)
         return self.outside
 
@@ -95,12 +95,12 @@ async def group() -> AsyncIterator[Group]:
     made.desk.close()
 
 
-NONE = "all of it: it has opened no watch"
+NONE = "all evidence: it has not opened a watch"
 
 
 @pytest.mark.parametrize(
     ("named", "missing"),
-    [((), {0: NONE, 1: NONE, 2: NONE}), ((2, 2, 7), {2: NONE, 7: "all of it: the group is smaller"})],
+    [((), {0: NONE, 1: NONE, 2: NONE}), ((2, 2, 7), {2: NONE, 7: "all evidence: the group has no such rank"})],
 )
 async def test_all_ranks_or_those_that_were_named(group: Group, named: tuple[int, ...], missing: dict[int, str]):
     group.desk.collect_evidence(session.EvidenceRequest(1, named), group.view)
@@ -143,7 +143,7 @@ async def test_nor_while_it_says_anything_at_all(group: Group, monkeypatch: pyte
     asked = group.request()
     await rank_1.asked.get()
     rank_1.says_something()
-    assert "stacks: it runs Python, so that a signal might crash it" in (await asked).missing
+    assert "stacks: it is running Python, and a signal might crash it" in (await asked).missing
     assert group.signalled == []
 
 
@@ -155,7 +155,7 @@ async def test_a_rank_that_runs_no_python(group: Group, monkeypatch: pytest.Monk
     group.desk.collect_evidence(session.EvidenceRequest(1, (1, 2)), group.view)
     silent.says_something()
     found = await group.given()
-    why = "no answer within 0.05 s; something keeps it from running Python"
+    why = "no answer within 0.05 s; something prevents it from running Python"
     assert (found[1].stacks, group.signalled) == (SEEN.stacks, [71])
     assert found[1].missing == (f"Flight Recorder: {why}",)
     assert found[2].missing == (ELSEWHERE, NO_OUTPUT, f"stacks: {why}", f"Flight Recorder: {why}")
@@ -171,7 +171,7 @@ async def test_a_stopped_one(group: Group, monkeypatch: pytest.MonkeyPatch, has_
         rank_1.end()
     rank = await group.request()
     assert (rank.stacks, rank.process, group.signalled) == ("", "T (stopped)", [])
-    stopped = ("Flight Recorder: its process is stopped", "stacks: its process is stopped, and runs no handler")
+    stopped = ("Flight Recorder: its process is stopped", "stacks: its process is stopped and cannot run a handler")
     ended = ("stacks: its watch has ended", "Flight Recorder: its watch has ended")
     assert rank.missing == (ended if has_ended else stopped)
     assert rank_1.asked.empty() == has_ended
@@ -188,7 +188,7 @@ async def test_a_rank_that_ends_while_it_is_asked(group: Group):
 
 async def test_an_older_rank_is_not_asked(group: Group):
     rank_1 = Rank(group.desk, old=True)
-    assert "Flight Recorder: its agent takes no questions" in (await group.request()).missing
+    assert "Flight Recorder: its Agent does not answer requests for evidence" in (await group.request()).missing
     assert rank_1.asked.empty()
 
 
@@ -230,5 +230,6 @@ async def test_a_look_that_fails_or_takes_too_long_is_named(
         Rank(group.desk, number, old=True)
     group.desk.collect_evidence(session.EvidenceRequest(1, (1, 2)), group.view)
     missing = {n: rank.missing for n, rank in (await group.given()).items()}
-    assert missing == {1: ("all of it: ZeroDivisionError('1 False')",), 2: ("all of it: not found within 0.05 s",)}
-    assert "cannot find out what rank 1 is doing" in caplog.text
+    late = "all evidence: not collected within 0.05 s"
+    assert missing == {1: ("all evidence: ZeroDivisionError('1 False')",), 2: (late,)}
+    assert "cannot collect evidence about rank 1" in caplog.text

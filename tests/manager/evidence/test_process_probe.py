@@ -41,9 +41,10 @@ GONE = replace(OWN, started=OWN.started + 1)
 async def test_a_process_without_a_handler_is_sent_no_signal():
     seen = await probe(OWN)
     assert seen.process.startswith(f"pid {os.getpid()} (")
-    assert (seen.stacks, seen.missing, seen.is_stopped) == ("", ("stacks: it has no handler that writes them",), False)
+    missing = ("stacks: it has no handler that writes its stacks",)
+    assert (seen.stacks, seen.missing, seen.is_stopped) == ("", missing, False)
     seen = await probe(replace(OWN, offer=EvidenceOffer(64, 3)))
-    assert seen.missing == ("stacks: it has no handler for signal 64 any more, and would end by it",)
+    assert seen.missing == ("stacks: it has no handler for signal 64 any more, and the signal would kill it",)
 
 
 async def test_a_pid_that_names_another_process_by_now():
@@ -58,8 +59,8 @@ async def test_a_pid_that_names_another_process_by_now():
     [
         (("one", "two"), ("one", "two"), ()),
         ((), (), ()),
-        (None, (), ("output: its process is none of the supervisor's",)),
-        ("never", (), ("output: its keeper has not answered within 0.05 s",)),
+        (None, (), ("output: the supervisor does not run this process",)),
+        ("never", (), ("output: its supervisor has not answered within 0.05 s",)),
     ],
 )
 async def test_what_it_wrote_last(
@@ -213,7 +214,7 @@ def test_what_a_process_does_as_often_as_it_is_asked(stand_in: StandIn):
     assert stand_in.is_alive
 
 
-@pytest.mark.parametrize(("change", "why"), [("unregister", "would end by it"), ("close", "has closed the file")])
+@pytest.mark.parametrize(("change", "why"), [("unregister", "would kill it"), ("close", "has closed the file")])
 def test_a_process_that_has_no_handler_any_more_is_never_signalled(change: str, why: str):
     with StandIn(change) as process:
         assert read_process(process.pid).handles(NUMBER)
@@ -234,7 +235,7 @@ def test_a_stopped_process_is_not_waited_for(stand_in: StandIn):
 
 def test_one_that_offers_no_handler_or_one_that_writes_nothing(stand_in: StandIn):
     """SIGUSR1 is handled, too, but writes to the log."""
-    with pytest.raises(NoStacksError, match="no handler that writes them"):
+    with pytest.raises(NoStacksError, match="no handler that writes its stacks"):
         stand_in.stacks(EvidenceOffer())
     with pytest.raises(NoStacksError, match=r"written nothing within 0\.1 s"):
         stand_in.stacks(EvidenceOffer(signal.SIGUSR1, stand_in.offer.descriptor), 0.1)

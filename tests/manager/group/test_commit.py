@@ -51,7 +51,7 @@ class Group:
         }
 
     def vote(self, vote: PendingVote) -> list[object]:
-        return [*self.follows(self.votes.infer(vote)), *self.follows(self.votes.count(vote))]
+        return [*self.follows(self.votes.infer_decision(vote)), *self.follows(self.votes.count_vote(vote))]
 
     def open(self, quorum_id: int, step: int) -> list[object]:
         return self.follows(self.votes.open(quorum_id, step))

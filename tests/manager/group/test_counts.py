@@ -14,28 +14,28 @@ from tests.manager.groups import echo, holding, order, told, vote
 
 def counts_of(machine: GroupMachine) -> GroupCounts:
     """With what is settled by the next step."""
-    machine.counts.began(99.0, has_healing=False)
+    machine.counts.begin_step(99.0, has_healing=False)
     assert machine.group_report().counts is not None
     return machine.group_report().counts
 
 
 def test_the_time_of_a_step_runs_from_when_its_ranks_are_let_in_until_it_is_committed():
     counts = StepCounts(ReplicaGroup(Participant("a", group_world_size=2)))
-    counts.began(10.0, has_healing=False)
+    counts.begin_step(10.0, has_healing=False)
     counts.count_step(12.5)
     assert counts.totals == GroupCounts(commits=1, step_s=2.5)
 
 
 def test_a_discarded_step_has_a_time_of_its_own_and_one_in_which_a_group_heals_has_none():
     counts = StepCounts(ReplicaGroup(Participant("a", group_world_size=2)))
-    counts.began(0.0, has_healing=False)
-    counts.discarded(1, 3.0, is_rank_lost=False)
+    counts.begin_step(0.0, has_healing=False)
+    counts.count_discard(1, 3.0, is_rank_lost=False)
     counts.count_step(4.0)  # a step that was opened by a vote: nobody was let in
-    counts.began(5.0, has_healing=True)
+    counts.begin_step(5.0, has_healing=True)
     counts.count_step(9.0)
     counts.count_step(20.0)
-    counts.began(21.0, has_healing=True)
-    counts.discarded(2, 22.0, is_rank_lost=False)
+    counts.begin_step(21.0, has_healing=True)
+    counts.count_discard(2, 22.0, is_rank_lost=False)
     counts.count_step(23.0)
     totals = counts.totals
     assert (totals.step_s, totals.discarded_s, totals.commits, counts.discards) == (0.0, 3.0, 4, 2)
@@ -43,41 +43,41 @@ def test_a_discarded_step_has_a_time_of_its_own_and_one_in_which_a_group_heals_h
 
 def test_a_discard_has_one_reason():
     counts = StepCounts(ReplicaGroup(Participant("a", group_world_size=2)))
-    counts.discarded(1, 3.0, is_rank_lost=False)
-    counts.revoked(1, is_group_lost=False)  # by what the lighthouse makes of it
-    counts.revoked(2, is_group_lost=False)
-    counts.discarded(2, 3.0, is_rank_lost=False)
-    counts.revoked(3, is_group_lost=True)
-    counts.revoked(3, is_group_lost=False)  # told again
-    counts.discarded(3, 3.0, is_rank_lost=False)
-    counts.discarded(3, 3.0, is_rank_lost=True)
+    counts.count_discard(1, 3.0, is_rank_lost=False)
+    counts.record_revoke(1, is_group_lost=False)  # by what the lighthouse makes of it
+    counts.record_revoke(2, is_group_lost=False)
+    counts.count_discard(2, 3.0, is_rank_lost=False)
+    counts.record_revoke(3, is_group_lost=True)
+    counts.record_revoke(3, is_group_lost=False)  # told again
+    counts.count_discard(3, 3.0, is_rank_lost=False)
+    counts.count_discard(3, 3.0, is_rank_lost=True)
     assert counts.discards == 4
-    counts.began(9.0, has_healing=False)
+    counts.begin_step(9.0, has_healing=False)
     assert counts.totals.discards == Discards(group_lost=1, rank_lost=1, revoked=1, voted_no=1)
     assert counts.discards == 4
 
 
 def test_ranks_may_notice_the_loss_of_a_group_before_the_lighthouse_does():
     counts = StepCounts(ReplicaGroup(Participant("a", group_world_size=2)))
-    counts.discarded(7, 3.0, is_rank_lost=False)
+    counts.count_discard(7, 3.0, is_rank_lost=False)
     assert counts.totals.discards == Discards()
-    counts.revoked(7, is_group_lost=True)
-    counts.began(1.0, has_healing=False)
+    counts.record_revoke(7, is_group_lost=True)
+    counts.begin_step(1.0, has_healing=False)
     assert counts.totals.discards == Discards(group_lost=1)
 
 
 def test_a_heal_of_all_ranks_counts_once_and_their_bytes_add_up():
     counts = StepCounts(ReplicaGroup(Participant("a", group_world_size=2)))
-    counts.healed(0, "p0", HealTotals(1, 2.0, 100))
-    counts.healed(1, "p1", HealTotals(1, 3.0, 50))
+    counts.record_heals(0, "p0", HealTotals(1, 2.0, 100))
+    counts.record_heals(1, "p1", HealTotals(1, 3.0, 50))
     assert counts.totals.healed == HealTotals(1, 3.0, 150)
 
 
 def test_the_heals_of_a_process_that_has_ended_are_kept():
     counts = StepCounts(ReplicaGroup(Participant("a", group_world_size=2)))
-    counts.healed(0, "p0", HealTotals(2, 4.0, 100))
-    counts.healed(0, "p1", HealTotals(1, 1.0, 50))
-    counts.healed(0, "p1", HealTotals(0, 0.0, 0))  # an old sample
+    counts.record_heals(0, "p0", HealTotals(2, 4.0, 100))
+    counts.record_heals(0, "p1", HealTotals(1, 1.0, 50))
+    counts.record_heals(0, "p1", HealTotals(0, 0.0, 0))  # an old sample
     assert counts.totals.healed == HealTotals(3, 5.0, 150)
 
 

@@ -253,14 +253,14 @@ class TestSessions:
         group.hear(session.HeartbeatAck(2, 1.0))
         assert group.link.done == ["connect beside: it has not answered the last heartbeat", "stay"]
         group.loop.go(61)
-        assert group.link.done[-1] == "give up: the lighthouse has answered no heartbeat for 60 s"
+        assert group.link.done[-1] == "give up: the lighthouse has not answered a heartbeat for 60 s"
 
     def test_a_group_that_drains_leaves_when_the_lighthouse_has_let_it_go(self, group: Group):
         group.open_session()
         group.driver.drain("the night")
         assert group.outcomes == []
-        group.driver.closed()
-        assert group.outcomes == [events.HasLeft("its session has ended")]
+        group.driver.end_session()
+        assert group.outcomes == [events.GroupLeft("its session has ended")]
 
 
 def test_a_wait_for_a_quorum_ends_by_a_grant_and_not_by_a_step_of_a_revoked_one(

@@ -47,7 +47,7 @@ def holds(quorum: Quorum, step: int = 5, name: str = "a", size: int = 2) -> Quor
     """A quorum formed for `step`, whose lease is valid until UNTIL."""
     machine = QuorumRequests(ReplicaGroup(Participant(name, group_world_size=size)))
     machine.hold(quorum, step)
-    machine.renew(UNTIL)
+    machine.renew_lease(UNTIL)
     return machine
 
 
@@ -59,13 +59,14 @@ class Told:
         self.shown = self.state
         self.words = WORDS | {
             **{phase.value: partial(self.obey, phase) for phase in QuorumPhase},
-            **{name: getattr(machine, name) for name in ("renew", "leave")},
+            "renew": machine.renew_lease,
+            "leave": machine.leave,
             "committed": machine.record_committed_step,
             "take": lambda quorum_id, step: machine.hold(formed(quorum_id, step, "abc"), step),
             "ask": self.ask,
-            "voted": lambda *vote: "all have voted" if machine.voted(cast(*vote)) else "",
-            "offer": lambda now=1: "goes on" if machine.offer(now) else "does not go on",
-            "discard": lambda of=1: "the discard ends it" if machine.ends_by_discard(of) else "it goes on",
+            "voted": lambda *vote: "all have voted" if machine.record_vote(cast(*vote)) else "",
+            "offer": lambda now=1: "goes on" if machine.grant_next(now) else "does not go on",
+            "discard": lambda of=1: "the discard ends it" if machine.should_end_on_discard(of) else "it goes on",
             "give_up": lambda: machine.give_up() and "the ranks are told",
         }
 
@@ -80,7 +81,7 @@ class Told:
         return f"{held.mode} {held.granted}" + (f" of {held.quorum_id}" if held.quorum_id != 1 else "") + done + wants
 
     def obey(self, phase: QuorumPhase, upto: int = 0, of: int = 1) -> str:
-        return "the ranks are told" if self.machine.obey(order(phase, upto, of)) else ""
+        return "the ranks are told" if self.machine.apply_order(order(phase, upto, of)) else ""
 
     def ask(self, group_rank: int, step: int, at: float = 1.0, **fields: object) -> str:
         request = ask(1, group_rank, step, **fields)
@@ -132,7 +133,7 @@ def test_what_is_granted(paragraph: str):
 def test_one_that_is_told_too_late_counts_the_votes_of_this_quorum_alone():
     machine = holds(formed(9, 4, "abc"), 4, name="c", size=2)
     for rank in range(2):
-        assert not machine.voted(cast(rank, 9, 4))
+        assert not machine.record_vote(cast(rank, 9, 4))
     machine.hold(LATE, 5)
     decision = decide_request(machine._group, ask(1, 1, 3, commit_failures=1), 1)
     assert (decision.verdict, decision.mode) == (Verdict.GATHER, HoldState.REVOKED)
@@ -144,7 +145,7 @@ def test_the_ranks_hear_of_a_lost_group_once_in_each_quorum():
         machine.hold(formed(quorum_id, 5), 5)
         machine.give_up()
         lost = QuorumOrder(quorum_id, QuorumPhase.REVOKED, reason="b: ended", lost="b")
-        assert [machine.obey(lost), machine.obey(lost)] == [True, False]
+        assert [machine.apply_order(lost), machine.apply_order(lost)] == [True, False]
 
 
 @pytest.mark.parametrize("mode", HoldState)
@@ -152,7 +153,7 @@ def test_no_order_says_that_a_quorum_that_is_held_is_none(mode: HoldState):
     machine = holds(formed(1, 5), 5)
     machine._group.standing.mode = mode
     with pytest.raises(InternalError, match=f"quorum 1 is {mode}, and the lighthouse's order is none"):
-        machine.obey(order("none"))
+        machine.apply_order(order("none"))
 
 
 def test_clocks_may_differ_by_a_tenth():
@@ -167,7 +168,7 @@ def test_after_the_first_step_nobody_heals_and_all_contribute_but_those_that_cat
     assert first == assign(Quorum(4, members), name, 0, init_sync=True, stands=True)
     for step in (6, 7):
         machine.record_committed_step(4, step - 1)
-        assert machine.offer(1)
+        assert machine.grant_next(1)
         assert machine.assignment(0, True) == replace(
             first,
             max_step=step,

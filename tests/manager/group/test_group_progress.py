@@ -63,7 +63,7 @@ def test_a_manager_that_was_held_up_takes_no_rank_for_older(group: Group, caplog
     group.places.add_sample(group.rank_0, REDUCES)
     group.places.add_sample(group.rank_1, VALIDATES)
     group.loop.now += 300
-    group.places.was_late(300)
+    group.places.handle_pause(300)
     group.loop.go(0)
     assert caplog.messages == []
     assert [rank.beat_age_s for rank in group.places.view(group.loop.now).ranks] == [0, 0]
@@ -76,7 +76,7 @@ def test_the_log_says_who_is_behind(group: Group, caplog: pytest.LogCaptureFixtu
     assert caplog.messages == []
     group.loop.go(4)
     [said] = caplog.messages
-    assert "a/1 behind in validation 3/25, a/0 waiting in all_reduce; no beat from a/0-1" in said
+    assert "a/1 behind in validation 3/25, a/0 waiting in all_reduce; no heartbeat from a/0-1" in said
     group.places.add_sample(group.rank_1, VALIDATES)
     group.loop.go(2)
     assert caplog.messages[1:] == ["progress resumed"]
@@ -91,7 +91,7 @@ def test_whoever_waits_for_other_groups_is_not_judged_here(group: Group, caplog:
     assert caplog.messages == []
     group.places.record_assignment(Assignment(1, 0, 1, ("a",), "", 0, None, 1, 1, ""))
     group.loop.go(60)
-    assert "network or collective: a/0-1 in all_reduce, nobody behind" in caplog.messages[0]
+    assert "network or collective: a/0-1 in all_reduce, no rank behind" in caplog.messages[0]
     group.places.close()
     assert group.loop.timers == 0
 
@@ -100,4 +100,4 @@ def test_a_group_that_is_stuck_in_itself_is(group: Group, caplog: pytest.LogCapt
     group.places.add_sample(group.rank_0, REDUCES)
     group.places.add_sample(group.rank_1, REDUCES)
     group.loop.go(125)
-    assert "network or collective: a/0-1 in all_reduce, nobody behind" in caplog.messages[0]
+    assert "network or collective: a/0-1 in all_reduce, no rank behind" in caplog.messages[0]

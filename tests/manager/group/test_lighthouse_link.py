@@ -12,7 +12,7 @@ from lighthouse_protocol.messages.membership import Participant
 from lighthouse_protocol.messages.session import Goodbye, Hello, Leave, ToManager, Welcome
 from lighthouse_runtime.client.clients import AsyncLighthouseClient
 from manager.group import link
-from manager.group.link import Absence, LighthouseLink
+from manager.group.link import LighthouseLink, UnreachableLog
 from tests.lighthouse_runtime.stream_server import StreamServer, running
 from tests.processes import LOCALHOST, PATIENCE_S
 
@@ -79,7 +79,7 @@ async def test_who_is_let_go_and_has_not_asked_for_it_says_so_and_comes_back(
 
 
 def test_an_absence_is_said_at_once_and_then_less_and_less_often() -> None:
-    absence = Absence()
+    absence = UnreachableLog()
     assert absence.next_line("refused", 100.0) == "refused"
     said = [now for now in range(101, 400) if absence.next_line("refused", float(now))]
     assert said == [110, 130, 170, 230, 290, 350]

@@ -31,13 +31,13 @@ class Session(SessionMachine):
         super().__init__()
         assert self.open_session(ME, self.levels, now) == [Hello(ME, GroupReport()), Heartbeat(1, GroupReport())]
         if is_welcomed:
-            self.welcomed(Welcome(1.0, 5.0), now)
+            self.handle_welcome(Welcome(1.0, 5.0), now)
 
     def tick(self, now: float) -> list[ToLighthouse]:
         return super().tick(self.levels, now)
 
     def echo(self, number: int, now: float, interval_s: float = 1.0) -> float | None:
-        return self.acknowledged(HeartbeatAck(number, interval_s), now)
+        return self.handle_ack(HeartbeatAck(number, interval_s), now)
 
 
 @pytest.fixture
@@ -63,14 +63,14 @@ class TestBeats:
 
     def test_one_per_interval_which_the_lighthouse_gives(self, session: Session):
         assert [session.tick(now) for now in (0.99, 1, 1)] == [[], [Heartbeat(2)], []]
-        session.welcomed(Welcome(0.25, 5.0), 1)
+        session.handle_welcome(Welcome(0.25, 5.0), 1)
         assert session.deadline() == 1.25
         assert session.tick(1.25) == [Heartbeat(3)]
         session.echo(3, 1.3, interval_s=2.0)
         assert [session.tick(now) for now in (1.5, 3.4, 3.5)] == [[Heartbeat(4)], [], [Heartbeat(5)]]
 
     def test_none_while_closed(self, session: Session):
-        session.closed()
+        session.close_session()
         session.levels = GroupReport(drains=True)
         assert (session.tick(9), session.deadline(), session.is_given_up(100)) == ([], None, False)
 
@@ -101,7 +101,7 @@ class TestEchoes:
 
     def test_of_the_connection_before_is_none(self, session: Session):
         """A beat that was lost with its connection renewed nothing."""
-        session.closed()
+        session.close_session()
         session.open_session(ME, session.levels, 2)
         assert [session.echo(number, 2.1) for number in (1, 2)] == [None, 2]
 
@@ -121,7 +121,7 @@ class TestSilence:
         assert session.silence_change(50) is None, "nothing was asked"
         session.tick(1)
         assert [session.silence_change(now) for now in (2.49, 2.5, 2.5)] == [None, True, None], "it is said once"
-        session.welcomed(Welcome(0.25, 1.0), 3)
+        session.handle_welcome(Welcome(0.25, 1.0), 3)
         assert [session.silence_change(now) for now in (3, 3.37, 3.375)] == [False, None, True]
 
     def test_ends_with_any_answer(self, session: Session):
@@ -137,7 +137,7 @@ class TestSilence:
     def test_leaves_time_to_move_within_every_lease(self, session: Session, lease_s: float):
         """At the worst the way is gone just after an echo: 2.5 intervals, each a quarter of the lease at most."""
         interval_s = min(1.0, lease_s / 4)
-        session.welcomed(Welcome(interval_s, lease_s), 0)
+        session.handle_welcome(Welcome(interval_s, lease_s), 0)
         session.echo(1, 0, interval_s)
         session.tick(interval_s)
         assert session._silent_at < 0.65 * lease_s
@@ -149,17 +149,17 @@ class TestSilence:
             now += patience_s
             assert session._silent_at == now
             assert session.silence_change(now) is True
-        session.welcomed(Welcome(1.0, 5.0), now)
+        session.handle_welcome(Welcome(1.0, 5.0), now)
         session.open_session(ME, session.levels, now)
         assert session._silent_at == now + 1.5
 
 
 @pytest.mark.parametrize("lease_s", [5.0, 30.0])
 def test_it_is_given_up_without_an_echo_for_a_whole_lease(session: Session, lease_s: float):
-    session.welcomed(Welcome(1.0, lease_s), 1)
+    session.handle_welcome(Welcome(1.0, lease_s), 1)
     session.echo(1, 2)
     assert [session.is_given_up(now) for now in (1.99 + lease_s, 2 + lease_s)] == [False, True]
-    session.closed()
+    session.close_session()
     session.open_session(ME, session.levels, 100)
     assert not session.is_given_up(104), "a new one begins anew"
 
@@ -177,7 +177,7 @@ class TestJoins:
         assert session.withdraw() == session.open_session(ME, session.levels, 1)[2:] == []
 
     def test_is_asked_again_on_the_next_connection_and_has_some_time_left(self, session: Session):
-        session.closed()
+        session.close_session()
         assert session.join(ME, 3, 0) == []
         [request] = session.open_session(ME, session.levels, 5)[2:]
         assert (request.number, request.time_left_s > 0) == (1, True)
@@ -186,14 +186,14 @@ class TestJoins:
     def test_taken_back(self, session: Session, is_away: bool):
         session.join(ME, 30, 0)
         if is_away:
-            session.closed()
+            session.close_session()
         assert session.withdraw() == ([] if is_away else [WithdrawRequest(1)]), "said where somebody hears it"
         assert not session.end_join(1)
         assert session.withdraw() == session.open_session(ME, session.levels, 1)[2:] == []
 
     def test_a_leave_is_said_where_somebody_hears_it(self, session: Session):
         assert session.leave("done") == [Leave("done")]
-        session.closed()
+        session.close_session()
         assert session.leave("done") == []
 
 
@@ -213,7 +213,7 @@ class TestQuorumsByWhatHasChanged:
         told = JoinAccepted(2, self.TWO.quorum, True, "a secret")
         assert session.full_answer(self.change(2, self.ONE, self.TWO)) == told
         assert session.join(ME, 30, 0) == [JoinRequest(3, ME, 30, self.TWO.digest)]
-        session.closed()
+        session.close_session()
         assert session.open_session(ME, session.levels, 5)[2:] == [JoinRequest(3, ME, 25, self.TWO.digest)], (
             "on the next session, too"
         )

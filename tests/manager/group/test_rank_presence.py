@@ -52,20 +52,20 @@ def test_the_end_of_its_watch_is_the_loss_of_the_rank():
 
 def test_all_that_are_lost_are_started_again_until_they_are_back_or_lost_anew():
     watches = watched()
-    watches.started()
+    watches.record_restart()
     assert not is_restarting(watches), "none was lost"
     watches.end_watch(1, 0.0)
     assert not is_restarting(watches)
-    watches.started()
+    watches.record_restart()
     assert is_restarting(watches)
     watches.end_watch(2, 1.0)
     assert not is_restarting(watches), "rank 1 is not started yet"
-    watches.started()
+    watches.record_restart()
     watches.open_watch(3, 0, "w0'")
     assert is_restarting(watches)
     watches.end_watch(3, 2.0)
     assert not is_restarting(watches), "it has ended again"
-    watches.started()
+    watches.record_restart()
     watches.open_watch(4, 0, "w0''")
     watches.open_watch(5, 1, "w1'")
     assert (is_restarting(watches), lost(watches)) == (False, [])
@@ -91,7 +91,7 @@ def test_another_process_of_a_watched_rank_is_the_loss_of_the_old_one():
 
 def test_one_that_leaves_stays_for_its_mates_until_each_has_moved_on():
     watches = watched(4)
-    assert watches.leaves(1, watches.staying_ranks)
+    assert watches.begin_leaving(1, watches.staying_ranks)
     watches.open_watch(5, 1, "w1")
     watches.record_request(2)
     watches.end_watch(4, 0.0)
@@ -103,7 +103,7 @@ def test_one_that_leaves_stays_for_its_mates_until_each_has_moved_on():
 def test_an_old_process_of_a_rank_stays_for_nobody():
     watches = watched(2)
     watches.open_watch(3, 0, "w0-again")
-    assert not watches.leaves(1, watches.staying_ranks)
+    assert not watches.begin_leaving(1, watches.staying_ranks)
     assert watches.release() == (1,)
 
 
@@ -142,7 +142,7 @@ class TestRankTimeout:
         watches.record_request(0)
         watches.restart_timeout([0], 5)
         assert watches.deadline() == 15
-        assert [watches.expire(now) for now in (14.9, 15, 99)] == [[], [0], []]
+        assert [watches.expire_ranks(now) for now in (14.9, 15, 99)] == [[], [0], []]
         assert watches.loss_of(0).reason == "rank 0 has asked for nothing for 10 s"
         assert watches.deadline() == 25, "it is given up then"
         watches.record_request(0)
@@ -158,7 +158,7 @@ class TestRankTimeout:
         for watches in (seen, endless):
             watches.record_request(0)
             watches.restart_timeout([0], 5)
-            assert (watches.deadline(), watches.expire(99)) == (None, [])
+            assert (watches.deadline(), watches.expire_ranks(99)) == (None, [])
 
 
 def test_a_manager_that_was_paused_gives_its_ranks_that_time():
@@ -167,11 +167,11 @@ def test_a_manager_that_was_paused_gives_its_ranks_that_time():
     watches.end_watch(1, 4.0)
     watches.record_request(0)
     watches.restart_timeout([0], 5.0)
-    watches.shift(3600.0)
+    watches.postpone_timeouts(3600.0)
     assert watches.deadline() == 3614.0
-    assert (watches.given_up(3613.9), watches.expire(3614.9)) == ([], [])
-    assert [absence.group_rank for absence in watches.given_up(3614.0)] == [1]
-    assert watches.expire(3615.0) == [0]
+    assert (watches.give_up_ranks(3613.9), watches.expire_ranks(3614.9)) == ([], [])
+    assert [absence.group_rank for absence in watches.give_up_ranks(3614.0)] == [1]
+    assert watches.expire_ranks(3615.0) == [0]
 
 
 class TestWhoIsNotBack:
@@ -179,18 +179,18 @@ class TestWhoIsNotBack:
         watches = watched(3)
         assert watches.end_watch(2, 100.0) == 1
         watches.open_watch(4, 2, "w2-again")
-        assert (watches.deadline(), watches.given_up(109.9)) == (110.0, [])
-        [absence] = watches.given_up(110.0)
+        assert (watches.deadline(), watches.give_up_ranks(109.9)) == (110.0, [])
+        [absence] = watches.give_up_ranks(110.0)
         assert absence == LostRank(1, 100.0, frozenset({"w0", "w2"}), has_left=False)
         assert watches.watches_of(absence.mates) == (1, 3), "the process that is new waits for nobody of before"
-        assert (watches.deadline(), watches.given_up(999.0), lost(watches)) == (None, [], [1])
+        assert (watches.deadline(), watches.give_up_ranks(999.0), lost(watches)) == (None, [], [1])
 
     def test_a_mate_whose_watch_is_between_two_counts(self):
         watches = watched(3)
         watches.end_watch(1, 100.0)
         watches.end_watch(2, 100.0)
         watches.open_watch(4, 0, "w0")
-        [absence] = watches.given_up(110.0)
+        [absence] = watches.give_up_ranks(110.0)
         assert absence.group_rank == 1
         assert watches.watches_of(absence.mates) == (3, 4)
 
@@ -200,18 +200,18 @@ class TestWhoIsNotBack:
         watches.end_watch(2, 0.0)
         watches.open_watch(3, 0, "w0")
         watches.record_request(1)
-        assert (lost(watches), watches.deadline(), watches.given_up(99.0)) == ([], None, [])
+        assert (lost(watches), watches.deadline(), watches.give_up_ranks(99.0)) == ([], None, [])
         assert not watches.is_complete, "rank 1 has no watch"
 
     def test_each_has_its_own_time_and_who_has_left_is_told_apart(self):
         watches = watched(3)
-        watches.leaves(1)
-        watches.leaves(77)
+        watches.begin_leaving(1)
+        watches.begin_leaving(77)
         watches.end_watch(1, 0.0)
         watches.end_watch(2, 4.0)
-        assert [(absence.group_rank, absence.has_left) for absence in watches.given_up(10.0)] == [(0, True)]
+        assert [(absence.group_rank, absence.has_left) for absence in watches.give_up_ranks(10.0)] == [(0, True)]
         assert watches.deadline() == 14.0
-        assert [absence.has_left for absence in watches.given_up(14.0)] == [False]
+        assert [absence.has_left for absence in watches.give_up_ranks(14.0)] == [False]
 
 
 def test_the_missing_ones_are_those_that_have_not_come_or_have_gone():

@@ -215,7 +215,7 @@ def begin(size: int, deaths: int, ends: int, steps: int, tears: int) -> World:
     for number in range(size):
         world = asks(world, number)
     machine: GroupMachine = pickle.loads(world.machine)
-    machine.requests.renew(1e9)
+    machine.requests.renew_lease(1e9)
     machine._enter_quorum(formed(Q, FIRST), 0.0, stands=True)
     world = carried(world, machine.group.effects)
     return replace(world, machine=frozen(machine))

@@ -17,7 +17,7 @@ from manager.guard.child import (
     TAIL_LINES,
     Child,
     Lines,
-    Outlet,
+    OutputQueue,
     open_log,
 )
 
@@ -61,7 +61,7 @@ def test_while_it_is_written_a_line_without_an_end_counts() -> None:
 
 @given(st.lists(st.binary(max_size=3000), max_size=20), st.integers(1, PIECE_BYTES))
 def test_the_outlet_gives_all_in_order_and_in_pieces(lines: list[bytes], most: int) -> None:
-    outlet, written = Outlet(), b""
+    outlet, written = OutputQueue(), b""
     outlet.put("[a/0] ", lines)
     while piece := outlet.next_chunk():
         assert len(piece) <= PIECE_BYTES
@@ -73,7 +73,7 @@ def test_the_outlet_gives_all_in_order_and_in_pieces(lines: list[bytes], most: i
 
 
 def test_it_is_full_by_its_bytes() -> None:
-    outlet = Outlet(limit_bytes=10)
+    outlet = OutputQueue(limit_bytes=10)
     outlet.put("", [b"12345678"])
     assert not outlet.is_full
     outlet.put("", [b""])
@@ -117,7 +117,7 @@ def test_a_pipe_that_is_read_is_refused_too(tmp_path: Path):
     os.mkfifo(path)
     reader = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
     try:
-        with pytest.raises(OSError, match="no plain file of this user alone"):
+        with pytest.raises(OSError, match="not a regular file of this user only"):
             open_log(str(path))
     finally:
         os.close(reader)
@@ -135,8 +135,8 @@ def test_a_file_that_cannot_grow_is_said_once_and_written_again(tmp_path: Path):
         assert child.write_log(b"c" * 600) == "", "the first failure was said"
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-    assert said == f"cannot write {path}: File too large; the rank continues, and is logged again later"
-    assert child.write_log(b"d") == f"{path} is written again; 800 bytes are missing before this"
+    assert said == f"cannot write {path}: File too large; the rank continues, and the log is retried later"
+    assert child.write_log(b"d") == f"{path} is writable again; 800 bytes are missing before this line"
     assert child.write_log(b"e") == ""
     child.close()
     assert path.read_bytes() == b"a" * 600 + b"b" * 400 + b"de"

@@ -28,7 +28,7 @@ def replacing_itself(tmp_path: Path) -> Iterator[int]:
 def test_a_process_in_the_middle_of_an_exec_is_found_by_its_mark(replacing_itself: int) -> None:
     for _ in range(5000):
         assert process_tree.environment(replacing_itself)
-    assert process_tree.marked(os.getpid(), MARK) == [replacing_itself]
+    assert process_tree.marked_descendants(os.getpid(), MARK) == [replacing_itself]
 
 
 def test_one_without_an_environment_has_none() -> None:

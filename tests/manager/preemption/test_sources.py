@@ -192,8 +192,8 @@ async def test_a_notice_outlives_a_service_that_fails_and_each_failure_is_logged
         metadata.set(ACTION, None)
         await recorder.until(False, True, False)
     task.cancel()
-    lines = [record.getMessage() for record in caplog.records if "notices of aws" in record.getMessage()]
-    assert [line.split()[0] for line in lines] == ["cannot", "notices"]
+    lines = [record.getMessage() for record in caplog.records if "notices from aws" in record.getMessage()]
+    assert [line.split()[0] for line in lines] == ["cannot", "preemption"]
     assert "answered with status 500" in lines[0]
     assert not [record for record in caplog.records if record.levelno > logging.INFO]
 

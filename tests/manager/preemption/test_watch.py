@@ -45,11 +45,11 @@ class Stage:
 
 def test_a_group_drains_when_the_lighthouse_has_answered_that_others_stay():
     stage = Stage()
-    stage.watch.set(0, "aws", stage.notice("x"))
+    stage.watch.set_notice(0, "aws", stage.notice("x"))
     assert stage.group.taken() == ["report x", "ranks x"]
-    stage.watch.noted(2)
+    stage.watch.record_answer(2)
     assert stage.group.taken() == ["ranks x", "drain preemption: x revocable"]
-    stage.watch.noted(1)
+    stage.watch.record_answer(1)
     assert stage.group.taken() == ["ranks x"]
     stage.loop.go(200)
     assert stage.group.taken() == []
@@ -58,9 +58,9 @@ def test_a_group_drains_when_the_lighthouse_has_answered_that_others_stay():
 
 def test_the_last_group_saves_until_shortly_before_the_host_ends():
     stage = Stage()
-    stage.watch.set(0, "aws", stage.notice("x", 60))
+    stage.watch.set_notice(0, "aws", stage.notice("x", 60))
     assert stage.watch.save_left_s == ANSWER_WITHIN_S
-    stage.watch.noted(0)
+    stage.watch.record_answer(0)
     assert stage.group.taken()[-2:] == ["ranks x save", "drain preemption: x revocable"]
     stage.loop.go(10)
     assert stage.watch.save_left_s == 60 - EXIT_MARGIN_S - 10
@@ -70,7 +70,7 @@ def test_the_last_group_saves_until_shortly_before_the_host_ends():
 
 def test_without_an_answer_it_counts_as_the_last():
     stage = Stage()
-    stage.watch.set(0, "aws", stage.notice("x"))
+    stage.watch.set_notice(0, "aws", stage.notice("x"))
     stage.loop.go(ANSWER_WITHIN_S - 0.1)
     assert stage.group.taken() == ["report x", "ranks x"]
     stage.loop.go(0.2)
@@ -79,37 +79,37 @@ def test_without_an_answer_it_counts_as_the_last():
 
 def test_when_the_other_group_leaves_too_the_last_one_saves():
     stage = Stage()
-    stage.watch.set(0, "aws", stage.notice("x"))
-    stage.watch.noted(1)
+    stage.watch.set_notice(0, "aws", stage.notice("x"))
+    stage.watch.record_answer(1)
     stage.group.taken()
-    stage.watch.noted(0)
+    stage.watch.record_answer(0)
     assert stage.group.taken() == ["ranks x save"]
 
 
 def test_a_reason_cannot_forge_a_line_of_the_log(caplog: pytest.LogCaptureFixture):
     stage = Stage()
-    stage.watch.set(0, "file", stage.notice("x\nE lost all\x1b[2J"))
+    stage.watch.set_notice(0, "file", stage.notice("x\nE lost all\x1b[2J"))
     assert len(caplog.records) == 1
     assert caplog.records[0].getMessage().isprintable()
 
 
 def test_advice_is_reported_and_changes_nothing_else():
     stage = Stage()
-    stage.watch.set(0, "aws", stage.notice("rebalance", None, is_advice=True))
-    stage.watch.noted(3)
+    stage.watch.set_notice(0, "aws", stage.notice("rebalance", None, is_advice=True))
+    stage.watch.record_answer(3)
     stage.loop.go(100)
     assert stage.group.taken() == ["report rebalance", "ranks rebalance", "ranks rebalance"]
-    stage.watch.set(0, "aws", stage.notice("spot"))
+    stage.watch.set_notice(0, "aws", stage.notice("spot"))
     assert stage.group.taken() == ["report spot", "ranks spot"]
 
 
 def test_the_notice_that_ends_first_counts_and_the_same_one_is_reported_once():
     stage = Stage()
     late, early = stage.notice("late", 100), stage.notice("early", 50)
-    stage.watch.set(0, "aws", late)
-    stage.watch.set(1, "", early)
-    stage.watch.set(1, "", early)
-    stage.watch.set(0, "file", stage.notice("later", 200))
+    stage.watch.set_notice(0, "aws", late)
+    stage.watch.set_notice(1, "", early)
+    stage.watch.set_notice(1, "", early)
+    stage.watch.set_notice(0, "file", stage.notice("later", 200))
     assert [line for line in stage.group.taken() if line.startswith("report")] == ["report late", "report early"]
     stage.watch.lose_host(1)
     assert stage.group.taken()[0] == "report late"
@@ -119,18 +119,18 @@ def test_the_notice_that_ends_first_counts_and_the_same_one_is_reported_once():
 def test_a_withdrawal_cancels_a_drain_that_is_not_carried_out(has_left: bool, caplog: pytest.LogCaptureFixture):
     caplog.set_level(logging.INFO)
     stage = Stage()
-    stage.watch.set(0, "aws", stage.notice("x"))
-    stage.watch.noted(1)
+    stage.watch.set_notice(0, "aws", stage.notice("x"))
+    stage.watch.record_answer(1)
     stage.group.taken()
     stage.group.has_left = has_left
-    stage.watch.set(0, "aws", None)
+    stage.watch.set_notice(0, "aws", None)
     assert stage.group.taken() == ["report None", "ranks None", "cancel"]
     assert stage.watch.is_draining is has_left
     said = caplog.records[-1].getMessage()
     assert said == ("the notice was withdrawn too late: the group leaves" if has_left else "the group stays")
     if not has_left:
-        stage.watch.set(0, "aws", stage.notice("again"))
-        stage.watch.noted(1)
+        stage.watch.set_notice(0, "aws", stage.notice("again"))
+        stage.watch.record_answer(1)
         assert stage.group.taken()[-1] == "drain preemption: again revocable"
 
 
@@ -139,11 +139,11 @@ def test_ranks_without_an_agent_have_until_shortly_before_the_host_ends(caplog: 
     stage = Stage()
     stage.group.has_ranks = False
     assert stage.watch.exit_left_s == 0
-    stage.watch.set(0, "aws", stage.notice("rebalance", None, is_advice=True))
+    stage.watch.set_notice(0, "aws", stage.notice("rebalance", None, is_advice=True))
     assert stage.watch.exit_left_s == 0
-    stage.watch.set(0, "aws", stage.notice("x", 60))
+    stage.watch.set_notice(0, "aws", stage.notice("x", 60))
     stage.loop.go(1)
-    stage.watch.noted(0)
+    stage.watch.record_answer(0)
     said = "no Agent is connected: the ranks receive SIGTERM, and have 57 s to save and exit"
     assert caplog.records[-1].getMessage() == said
     assert stage.watch.exit_left_s == 60 - EXIT_MARGIN_S - 1

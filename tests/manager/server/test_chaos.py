@@ -27,12 +27,12 @@ class Ranks:
     """A supervisor of rank 0."""
 
     def __init__(self) -> None:
-        self.struck: list[tuple[int | None, int, bool]] = []
+        self.signalled: list[tuple[int | None, int, bool]] = []
 
-    def strike(self, rank: int | None, number: int, *, is_largest: bool = False) -> None:
+    def send_signal(self, rank: int | None, number: int, *, is_largest: bool = False) -> None:
         if rank not in (None, 0):
             raise WrongState(f"rank {rank} is restarting")
-        self.struck.append((rank, number, is_largest))
+        self.signalled.append((rank, number, is_largest))
 
 
 class Driver:
@@ -49,7 +49,7 @@ class Driver:
     def begin_session(self) -> None:
         self.told.append("opened")
 
-    def closed(self) -> None:
+    def end_session(self) -> None:
         self.told.append("closed")
 
     def handle_message(self, message: Any) -> None:
@@ -86,7 +86,7 @@ def test_nothing_without_allow_chaos(kind: FaultKind) -> None:
     error = stage.order(kind, 0)
     assert isinstance(error, NotPermitted)
     assert str(error) == "the manager of replica group a was started without --allow-chaos"
-    assert not stage.ranks.struck
+    assert not stage.ranks.signalled
     assert not stage.driver.rank.messages
     stage.received(DrainRequest("x"))
     assert stage.driver.told == drains("x")
@@ -109,13 +109,13 @@ def test_kills(kind: FaultKind, is_largest: bool) -> None:
     stage = Stage()
     assert stage.order(kind, 0) is None
     stage.loop.go(10.0)
-    assert stage.ranks.struck == [(0, signal.SIGKILL, is_largest)]
+    assert stage.ranks.signalled == [(0, signal.SIGKILL, is_largest)]
 
 
 def test_a_kill_of_all_ranks() -> None:
     stage = Stage()
     assert stage.order(KILL) is None
-    assert stage.ranks.struck == [(None, signal.SIGKILL, False)]
+    assert stage.ranks.signalled == [(None, signal.SIGKILL, False)]
 
 
 STOPPED, CONTINUED = (0, signal.SIGSTOP, False), (0, signal.SIGCONT, False)
@@ -126,30 +126,30 @@ class TestStop:
     def stage(self) -> Stage:
         stage = Stage()
         assert stage.order(STOP, 0, 5.0) is None
-        assert stage.ranks.struck == [STOPPED]
+        assert stage.ranks.signalled == [STOPPED]
         return stage
 
     def test_it_ends_by_itself(self, stage: Stage) -> None:
         stage.loop.go(4.9)
-        assert stage.ranks.struck == [STOPPED]
+        assert stage.ranks.signalled == [STOPPED]
         stage.loop.go(0.2)
-        assert stage.ranks.struck == [STOPPED, CONTINUED]
+        assert stage.ranks.signalled == [STOPPED, CONTINUED]
 
     def test_it_ends_with_the_command(self, stage: Stage) -> None:
         stage.received(FaultCancelled(2))
-        assert stage.ranks.struck == [STOPPED]
+        assert stage.ranks.signalled == [STOPPED]
         stage.received(FaultCancelled(1))
         stage.received(FaultCancelled(1))
         stage.loop.go(10.0)
-        assert stage.ranks.struck == [STOPPED, CONTINUED]
+        assert stage.ranks.signalled == [STOPPED, CONTINUED]
 
     def test_it_ends_with_the_session(self, stage: Stage) -> None:
         stage.closed()
-        assert stage.ranks.struck == [STOPPED, CONTINUED]
+        assert stage.ranks.signalled == [STOPPED, CONTINUED]
 
     def test_it_ends_with_the_manager(self, stage: Stage) -> None:
         stage.faults.close()
-        assert stage.ranks.struck == [STOPPED, CONTINUED]
+        assert stage.ranks.signalled == [STOPPED, CONTINUED]
 
     def test_a_second_one_is_refused_until_then(self, stage: Stage) -> None:
         assert str(stage.order(STOP, 0, 5.0, number=2)) == "a: another fault of kind stop has not ended yet"
@@ -158,10 +158,10 @@ class TestStop:
         assert stage.order(STOP, 0, 5.0, number=4) is None
 
     def test_a_rank_that_was_killed_meanwhile(self, stage: Stage) -> None:
-        def strike(*_: object, **__: object) -> None:
+        def send_signal(*_: object, **__: object) -> None:
             raise WrongState("it is restarting")
 
-        stage.ranks.strike = strike
+        stage.ranks.send_signal = send_signal
         stage.loop.go(5.1)
 
 
@@ -262,5 +262,5 @@ def test_a_manager_refuses_the_orders_of_a_newer_lighthouse(order: FaultOrder, w
     assert words in str(report.error)
     stage.received(DrainRequest("x"))
     assert stage.driver.told == drains("x")
-    assert not stage.ranks.struck
+    assert not stage.ranks.signalled
     assert not stage.driver.rank.messages

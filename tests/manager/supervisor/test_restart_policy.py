@@ -146,6 +146,6 @@ def test_a_name_that_is_taken_is_asked_for_again_for_a_while():
 def test_a_welcome_begins_that_time_anew():
     report = silent()
     assert not report.is_final(TAKEN, 0.0)
-    report.welcomed(1.0)
+    report.begin_stream(1.0)
     report.end_stream(2.0)
     assert not report.is_final(TAKEN, 1.0 + DUPLICATE_TIMEOUT_S)

@@ -18,7 +18,7 @@ class Head:
         self.ends: list[tuple[int, int]] = []
         self.notices: list[tuple[str, PreemptionNotice | None, int]] = []
 
-    def preempted(self, *given: Any) -> None:
+    def handle_notice(self, *given: Any) -> None:
         self.notices.append(given)
 
     def handle_signal(self, status: int, host: int) -> None:

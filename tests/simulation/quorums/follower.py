@@ -55,7 +55,7 @@ class Follower:
         if action is CatchUpAction.RETURN:
             rank.machine.work_at(*held)
         if catch_up.is_catching_up:
-            rank.machine.work_at(*catch_up.followed)
+            rank.machine.work_at(*catch_up.peer_tag)
 
     def committed(self, step: Step) -> None:
         """Commit the present step of a rank that catches up."""
@@ -65,9 +65,9 @@ class Follower:
         catch_up.record_commit(PendingStep(tag, 1, step) if catch_up.can_keep and not is_full else None, tag)
         if catch_up.transfer is Transfer.ARRIVED:
             return self._install()
-        for kept in catch_up.due():
+        for kept in catch_up.due_steps():
             rank.state = kept.content.apply(rank.state)
-            catch_up.applied()
+            catch_up.record_applied()
             rank.site.checkers.holds(rank, kept.tag)
             rank.world.counts["steps applied later"] += 1
         if not catch_up.is_catching_up:
@@ -81,7 +81,7 @@ class Follower:
         if rank.happens("an install broke", rank.plan.breaks):
             return rank.exit("the install of a peer's state broke", explained_by="a drawn break")
         rank.state, self._snapshot = self._snapshot.state, None
-        self.catch_up.installed()
+        self.catch_up.record_install()
         rank.site.checkers.holds(rank, self.catch_up.begins)
         return None
 
@@ -111,7 +111,7 @@ class Follower:
             return
         rank.log(f"has received step {snapshot.step} of quorum {snapshot.tag_quorum_id} from {source.name}")
         self._snapshot = snapshot
-        self.catch_up.arrived(Tag(snapshot.step, snapshot.tag_quorum_id))
+        self.catch_up.record_arrival(Tag(snapshot.step, snapshot.tag_quorum_id))
 
     def _is_cut(self, source: "Rank") -> bool:
         network, host = self._rank.site.network, self._rank.host

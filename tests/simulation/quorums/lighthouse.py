@@ -153,7 +153,7 @@ class QuorumLighthouse(LighthouseProcess):
             self,
             self._give_up,
         )
-        self.jobs.remember(self.load())
+        self.jobs.load_records(self.load())
         self._scrape()
 
     @property

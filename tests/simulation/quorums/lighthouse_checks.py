@@ -122,7 +122,7 @@ class LighthouseChecks(Checks):
     def before(self, event: events.QuorumEvent | None, now: float) -> None:
         if event is None:
             return
-        if isinstance(event, events.WasLate):  # it could answer nobody meanwhile
+        if isinstance(event, events.ProcessPaused):  # it could answer nobody meanwhile
             self._waits.clear()
         self._check_patience()
         match event:

@@ -26,7 +26,7 @@ from lighthouse_protocol.messages.session import (
 from lighthouse_protocol.refusals import LighthouseError, Superseded, Unreachable
 from lighthouse_runtime.timing.timers import LoopLag
 from manager.group.driver import GroupDriver, Outcome
-from manager.group.events import GroupGivenUp, HasLeft, Killed, RankGivenUp
+from manager.group.events import GroupGivenUp, GroupLeft, Killed, RankGivenUp
 from manager.group.machine import GroupMachine
 from tests.simulation.checks import observe
 from tests.simulation.network import LOCAL_DELAY_S, End
@@ -227,7 +227,7 @@ class ManagerProcess(Process):
             return
         self._has_ended = True
         self.log(f"ends with status {int(isinstance(outcome, Killed))}")
-        if isinstance(outcome, HasLeft):
+        if isinstance(outcome, GroupLeft):
             self.after(0, self.site.has_left, self)
             return
         self.site.kill()
@@ -354,7 +354,7 @@ class ManagerLink:
             self._closed()
 
     def _closed(self) -> None:
-        self._manager.driver.closed()
+        self._manager.driver.end_session()
         if not self._is_leaving:
             self._connect_later()
 
@@ -377,7 +377,7 @@ class ManagerLink:
         self._manager.world.counts["sessions moved"] += 1
         self._left_behind.append(self.end)
         self.end = None
-        self._manager.driver.closed()
+        self._manager.driver.end_session()
         return self._connected(end)
 
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from agent_client.step.rules.machine import Phase, StepMachine
-from agent_client.step.rules.news import Patience
+from agent_client.step.rules.news import RetryPolicy
 from lighthouse_protocol.messages.membership import PLAIN, Assignment, DistrustKind, Tag
 from lighthouse_protocol.refusals import DeadlinePassed, Drained, LighthouseError, Superseded, Unreachable
 from tests.simulation.network import LOCAL_DELAY_S
@@ -73,7 +73,7 @@ class Rank(Process):
         self._entered: int | None = None
         self._revoked: dict[int, None] = {}
         self._round = 0
-        self._patience = Patience(site.plan.refusals)
+        self._patience = RetryPolicy(site.plan.refusals)
         self._is_leaving = False
         self._has_done_all = False  # of its script
         self._has_told = False
@@ -260,14 +260,14 @@ class Rank(Process):
             return None
         if isinstance(error, Drained):
             return self._stay()
-        reason = self._patience.refused(_as_refusal(error), self.world.now)
+        reason = self._patience.record_refusal(_as_refusal(error), self.world.now)
         if reason:
             self.site.must_agree = True
             explained_by = self.site.why_refused(error)
             return self.exit(f"refused: {reason}", explained_by=explained_by)
         self.world.counts["steps without a quorum"] += 1
         self.log(f"has no quorum for step {self.machine.step}: {error}")
-        self.machine.got_no_quorum(str(error))
+        self.machine.record_quorum_failure(str(error))
         self.after(self._patience.backoff_s, self._vote, self._next_round())
         return None
 
@@ -298,7 +298,7 @@ class Rank(Process):
             self.site.collectives.enter(assignment.quorum_id, self.group_rank, assignment.replica_ids)
         if assignment.revoked or assignment.quorum_id in self._revoked:
             machine.fail_step("revoked")
-        elif machine.cannot_heal:
+        elif machine.has_no_heal_source:
             return self.exit("holds no state, and no other group can heal them")
         elif machine.is_unhealed:
             machine.fail_step("torn")
@@ -356,7 +356,7 @@ class Rank(Process):
         self.log(f"has received step {snapshot.step} of quorum {snapshot.tag_quorum_id} from {source.name}")
         if snapshot.step != self._max_step:
             return self._fail(this_round, f"the state received is of step {snapshot.step}")
-        self.machine.installing()
+        self.machine.begin_install()
         self.state = None
         return self.after(self.world.random.uniform(0, 0.02), self._install, this_round)
 
@@ -398,7 +398,7 @@ class Rank(Process):
         if not is_ok:
             return self._fail(this_round, "the all-reduce failed")
         self._sum, self._transformed_by = total, self.state
-        self.machine.reduced()
+        self.machine.record_reduction()
         return self._vote(this_round)
 
     def _install(self, this_round: int) -> None:
@@ -408,7 +408,7 @@ class Rank(Process):
         if self.happens("an install broke", self.plan.breaks):
             return self.exit("the install of a peer's state broke", explained_by="a drawn break")
         self.state = received.state
-        self.machine.installed(received.step, received.tag_quorum_id, received.batches)
+        self.machine.finish_install(received.step, received.tag_quorum_id, received.batches)
         return self._compute(this_round)
 
     def report_error(self, reason: str) -> None:
@@ -520,7 +520,7 @@ class Rank(Process):
         if commit and machine.failure is not None:
             self.site.checkers.forced_commit(self)
         reason = machine.failure
-        machine.decided(commit)
+        machine.record_decision(commit)
         if commit and assignment is not None:
             self._apply(Step(assignment.max_step, self._sum, assignment.contributors))
             if not self.is_up:

@@ -178,7 +178,7 @@ class Contender(QuorumLighthouse):
         self.leadership.start()
 
     def _hold(self) -> Callable[[], None]:
-        return self.gate.block()
+        return self.gate.hold()
 
     def _refusal(self) -> NotLeader | None:
         return self.leadership.refusal() if self.leadership is not None else NotLeader("starts")
@@ -198,7 +198,7 @@ class Contender(QuorumLighthouse):
         self._driver = None
         self.checks = ChecksOfLeader(self)
         self.site.pair.leads(self)
-        self.jobs.remember(self.records.load())
+        self.jobs.load_records(self.records.load())
 
     def leader_changed(self, leader: Leader | None) -> None:
         pass

@@ -69,7 +69,7 @@ class Recount:
     def begins(self, machine: RunMachine, event: events.RunEvent | None, now: float) -> None:
         """Note which ranks lapse before the machine handles `event`. They are lost even if they return by it."""
         ranks = [machine.generations.ranks.find_live(rank) for rank in self._members]
-        is_late = isinstance(event, events.WasLate)
+        is_late = isinstance(event, events.ProcessPaused)
         gone = {rank.rank for rank in ranks if rank is not None and rank.session is None and rank.lapses_at <= now}
         self._lapsing = set() if is_late else gone & self._here
 

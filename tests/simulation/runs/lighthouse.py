@@ -87,7 +87,7 @@ class RunLighthouse(LighthouseProcess):
         self._undurable: Sequence[events.RunEffect] = ()
         self.checkers.lighthouse_started(self.machine)
         self.log(f"starts with generation {self.machine.generations.current.number}, stop {self.machine.stop}")
-        self.driver.was_late(0.0)  # nothing lapses by it; the driver's timer is set
+        self.driver.handle_pause(0.0)  # nothing lapses by it; the driver's timer is set
 
     # -- streams: what the RPCs of a run do
 
@@ -223,7 +223,7 @@ class RunLighthouse(LighthouseProcess):
         super().wake(for_s)
         late_s = for_s * self.rate - self.world.random.uniform(0, KEEPALIVE_EVERY_S)
         if late_s > KEEPALIVE_EVERY_S:
-            self.driver.was_late(late_s)
+            self.driver.handle_pause(late_s)
 
     def die(self, why: str, back_after_s: float) -> None:
         self.simulation.trouble(None, until=self.world.now + 2.0)

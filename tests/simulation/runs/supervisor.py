@@ -125,7 +125,7 @@ class Supervisor(Process):
         match message:
             case SupervisorWelcome():
                 self.site.was_welcomed(self)
-                self._report.welcomed(self.clock())
+                self._report.begin_stream(self.clock())
             case HelloRejected(error) if not self._report.is_final(error, self.clock()):
                 return
             case RunStopped() | RunCompleted():  # after a completion there is nothing to stop
@@ -172,7 +172,7 @@ class Supervisor(Process):
 
     def _reap(self, rank: RankProcess, code: int, reason: str) -> None:
         if code:
-            self._report.lose(ProcessLost(rank.rank, reason or f"exit code {code}"), self.clock())
+            self._report.add_loss(ProcessLost(rank.rank, reason or f"exit code {code}"), self.clock())
         self.driver.feed(events.RankEnded(rank.rank.slot - self.site.slots[0], rank.attempt, code, reason))
 
     # -- its end
