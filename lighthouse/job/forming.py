@@ -242,7 +242,7 @@ class QuorumMachine:
             answer = self.presence.answer_unchanged_heartbeat(event, now)
             if answer is not None:
                 return [answer]
-        if isinstance(event, events.ProcessPaused):  # before `_advance_time`, so that the pause lapses no group
+        if isinstance(event, events.ProcessPaused):  # before `_advance_time`: a pause ends no group
             self.presence.postpone_after_pause(event.by_s, now)
         elif isinstance(event, events.HostBusy):  # before closings are judged
             self.presence.silence.postpone_judgement(now)
