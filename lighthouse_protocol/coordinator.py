@@ -189,15 +189,17 @@ class LeaderSearch:
         Return True if all addresses have failed, so the caller should pause before the next call.
         """
         self._has_met_follower |= isinstance(error, NotLeader)
-        self._tried.add(self.address)
+        failed = self.address
+        self._tried.add(failed)
         named = None if self._has_followed else _leader(error)
-        if named is not None and named != self.address:
+        if named is not None and named != failed:
             self._named, self._has_followed = named, True
             return False
         self._named = None
         following = (*self._addresses[self._at + 1 :], *self._addresses[: self._at + 1])
         untried = [address for address in following if address not in self._tried]
-        self._at = self._addresses.index(untried[0] if untried else following[0])
+        others = untried or [address for address in following if address != failed] or following
+        self._at = self._addresses.index(others[0])
         if untried:
             return False
         self._tried, self._has_followed = set(), False

@@ -45,12 +45,16 @@ happen while the function leaves it."""
 BRIEF_S = 5.0
 """Time in seconds for which code that should not be interrupted may continue. torch gives DataLoader workers as much
 time to exit."""
+SETTLE_TRIES, SETTLE_TRY_S = 10, 0.001
+"""How often, and how long apart, an abort waits until the main thread has handled the signal. A thread in C code does
+not handle it, so the wait is short."""
 _BRIEF_MODULES = frozenset(
     {"multiprocessing.reduction", "multiprocessing.resource_sharer", "torch.multiprocessing.reductions"}
 )
-_BRIEF_NAMES = frozenset({"__del__", "__enter__", "__exit__"})
 _BRIEF = frozenset(
     {
+        ("logging", "_acquireLock"),
+        ("logging", "_releaseLock"),
         ("logging", "acquire"),
         ("logging", "release"),
         ("multiprocessing.popen_fork", "_launch"),
@@ -61,6 +65,7 @@ _BRIEF = frozenset(
         ("weakref", "__call__"),
     }
 )
+_LOCKING = frozenset({"__enter__", "__exit__"})
 _IMPORTLIB = "<frozen importlib._bootstrap>"
 _BYTECODES = 100  # more than enough bytecodes for a delivered exception to be raised
 
@@ -77,6 +82,8 @@ class InterruptibleSection:
         self._thread: int | None = None
         self._has_handler = False
         self._is_signalled = False
+        self._signal_again_at = 0.0
+        self._was_refused = False
         self._again_at = 0.0
         self._asked_at: float | None = None
 
@@ -90,7 +97,7 @@ class InterruptibleSection:
         Raises:
             Interruption: The generation had already ended, or the function was interrupted.
         """
-        self._has_handler, self._is_signalled = _install_handler(), False
+        self._has_handler, self._is_signalled, self._was_refused = _install_handler(), False, False
         try:
             with self._lock:
                 if is_over():
@@ -100,9 +107,16 @@ class InterruptibleSection:
                 self._thread, self._again_at, self._asked_at = threading.get_ident(), 0.0, None
             return function()
         finally:
-            self.stop_delivery()
-            if self in _in_main_thread:
-                _in_main_thread.remove(self)
+            try:
+                self.stop_delivery()
+            finally:  # the handler may have raised the exception before stop_delivery caught it
+                if self in _in_main_thread:
+                    _in_main_thread.remove(self)
+
+    @property
+    def is_settled(self) -> bool:
+        """True unless the main thread has not handled a signal yet, or was running code that must complete."""
+        return not (self._is_signalled or self._was_refused)
 
     def interrupt(self) -> bool:
         """Raise Interruption in the function, unless the function is running code that must complete.
@@ -120,8 +134,8 @@ class InterruptibleSection:
             if self._thread is None or now < self._again_at:
                 return False
             if self._has_handler:
-                if not self._is_signalled:
-                    self._is_signalled = True
+                if not self._is_signalled or now >= self._signal_again_at:  # a wait that had not begun has missed it
+                    self._is_signalled, self._signal_again_at = True, now + AGAIN_AFTER_S
                     signal.pthread_kill(self._thread, WAKE_SIGNAL)
                 return True
             if self._must_complete(sys._current_frames().get(self._thread), now):  # pyright: ignore[reportPrivateUsage]
@@ -138,20 +152,23 @@ class InterruptibleSection:
         if not self._is_signalled:
             return
         self._is_signalled, now = False, time.monotonic()
-        if self._thread is None or now < self._again_at or self._must_complete(frame, now):
+        self._was_refused = self._thread is not None and self._must_complete(frame, now)
+        if self._thread is None or now < self._again_at or self._was_refused:
             return
         self._again_at = now + AGAIN_AFTER_S
         raise Interruption
 
     def _must_complete(self, frame: FrameType | None, now: float) -> bool:
         spares_brief = self._asked_at is not None and now < self._asked_at + BRIEF_S
+        if spares_brief and frame is not None and frame.f_code.co_name in _LOCKING:
+            return True  # it may have taken a lock whose `with` block has not begun, or not have freed it yet
         while frame is not None and frame.f_code is not InterruptibleSection.run.__code__:
             code = frame.f_code
             if code.co_filename == _IMPORTLIB or is_uninterrupted(code):
                 return True
-            # A finalizer would swallow the exception. Other brief code passes on a descriptor, or takes or frees locks.
+            # A finalizer would swallow the exception. Other brief code passes on a descriptor, or locks the log.
             module, name = frame.f_globals.get("__name__"), code.co_name
-            is_brief = name in _BRIEF_NAMES or module in _BRIEF_MODULES or (module, name) in _BRIEF
+            is_brief = name == "__del__" or module in _BRIEF_MODULES or (module, name) in _BRIEF
             if spares_brief and is_brief:
                 return True
             frame = frame.f_back
@@ -298,6 +315,11 @@ class Interrupter:
         os._exit(KILLED_STATUS)
 
     def _abort(self) -> None:
+        for _ in range(SETTLE_TRIES):  # no line of the function should run after an abort
+            if self._section.is_settled:
+                break
+            time.sleep(SETTLE_TRY_S)
+            self._section.interrupt()
         for abort in self._aborts:
             try:
                 abort()

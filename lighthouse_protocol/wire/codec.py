@@ -232,7 +232,7 @@ class _Members(dict[Any, StrEnum]):
         self.unknown: StrEnum | None = None
 
     def __missing__(self, value: Any) -> StrEnum:
-        if self.unknown is not None:
+        if self.unknown is not None and value:  # 0 and an empty text are missing, not unknown
             return self.unknown
         raise InvalidRequest(f"is {value!r}; this version knows {', '.join(map(str, self))}", field=self._field)
 

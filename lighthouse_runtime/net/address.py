@@ -273,11 +273,19 @@ def listening_socket(host: str, port: int) -> socket.socket:
 
 
 def is_port_taken(host: str, port: int) -> bool:
-    """Return whether another process listens on this port. Port 0 is never taken."""
-    try:
-        listening_socket(host, port).close()
-    except OSError as e:
-        return e.errno == errno.EADDRINUSE
+    """Return whether another process uses this port. Port 0 is never taken.
+
+    The check does not listen, so it neither accepts a client nor takes the port from a process that starts meanwhile.
+    """
+    family = socket.AF_INET6 if ":" in host and (host != "::" or socket.has_dualstack_ipv6()) else socket.AF_INET
+    with socket.socket(family, socket.SOCK_STREAM) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if host == "::" and family is socket.AF_INET6:
+            probe.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
+        try:
+            probe.bind(("" if family is socket.AF_INET and host == "::" else host, port))
+        except OSError as e:
+            return e.errno == errno.EADDRINUSE
     return False
 
 

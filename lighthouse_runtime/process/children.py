@@ -100,9 +100,10 @@ def describe_listener(port: int) -> str:
     inodes = {inode for table in ("tcp", "tcp6") for inode in _listening(table, port)}
     for pid in os.listdir("/proc"):
         if pid.isdigit() and inodes & _sockets(pid):
-            words = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
-            return f"process {pid} ({words.strip()[:120]})"
-    return f"a process that this user cannot see: `ss -ltnp sport = :{port}` as root names it"
+            with contextlib.suppress(OSError):  # it has ended
+                words = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+                return f"process {pid} ({words.strip()[:120]})"
+    return f"a process that this user cannot see: `ss -tanp sport = :{port}` as root names it"
 
 
 def _listening(table: str, port: int) -> Generator[str, None, None]:

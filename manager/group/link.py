@@ -142,7 +142,7 @@ class LighthouseLink:
             if self.error:
                 self._set_error("")
                 backoff.reset()
-                self._search.mark_served()
+            self._search.mark_served()
             self._has_answered = True
             if isinstance(message, Welcome):
                 self._close_abandoned()

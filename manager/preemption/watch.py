@@ -55,7 +55,10 @@ class PreemptionWatch:
         """Seconds that the ranks have to exit before their host is taken away, or 0 without a notice."""
         if self.notice is None or self.notice.is_advice:
             return 0.0
-        return max(0.0, save_left_s(self.notice, self._wall()))
+        left_s = save_left_s(self.notice, self._wall())
+        if self.notice.ends_at_unix_s is None:  # a fixed time from the notice on
+            left_s -= self._wall() - self._asked_at
+        return max(0.0, left_s)
 
     def set_notice(self, host: int, source: str, notice: PreemptionNotice | None) -> None:
         """Record the current notice from one of a host's sources. `notice` is None if there is none."""

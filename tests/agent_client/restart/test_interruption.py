@@ -214,26 +214,46 @@ def test_no_lock_stays_taken(is_main: bool) -> None:
 
 
 def test_a_with_block_is_entered_and_left_whole() -> None:
-    section, done = InterruptibleSection(), list[str]()
+    done: list[str] = []
 
     class Block:
         def __enter__(self) -> None:
-            section.interrupt()
+            time.sleep(0.3)
             done.append("entered")
 
         def __exit__(self, *_: object) -> None:
-            section.interrupt()
+            time.sleep(0.3)
             done.append("left")
 
     def function() -> None:
         with Block():
             pass
+        spin()
+
+    assert interrupted(function, again=True) >= 0.2
+    assert done == ["entered", "left"]
+
+
+def test_a_signal_that_nobody_has_handled_is_sent_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It may have come between the interpreter's last look and a wait that then began."""
+    section, sent = InterruptibleSection(), list[int]()
+
+    def lose_the_first(thread: int, number: int) -> None:
+        sent.append(number)
+        if len(sent) > 1:
+            pthread_kill(thread, number)
+
+    pthread_kill = interrupter.signal.pthread_kill
+    monkeypatch.setattr(interrupter.signal, "pthread_kill", lose_the_first)
+
+    def function() -> None:
         while True:
             section.interrupt()
+            time.sleep(0.02)
 
     with pytest.raises(Interruption):
         section.run(function, never)
-    assert done == ["entered", "left"]
+    assert len(sent) == 2
 
 
 class Finalized:
