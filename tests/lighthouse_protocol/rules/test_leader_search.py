@@ -96,3 +96,11 @@ def test_whatever_it_is_told_it_waits_again_and_again_and_asks_them_all(
             since = 0
         assert since <= size + 1
     assert asked >= set(addresses)
+
+
+def test_one_that_has_just_failed_is_not_called_first_after_the_pause() -> None:
+    """A named B, which then served for hours; the client may not have been told so."""
+    search = LeaderSearch((A, B))
+    assert not search.mark_failed(names(B))
+    assert search.mark_failed(GONE)
+    assert search.address == A
