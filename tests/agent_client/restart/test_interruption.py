@@ -247,7 +247,7 @@ def test_a_signal_that_nobody_has_handled_is_sent_again(monkeypatch: pytest.Monk
     monkeypatch.setattr(interrupter.signal, "pthread_kill", lose_the_first)
 
     def function() -> None:
-        while True:
+        for _ in range(100):
             section.interrupt()
             time.sleep(0.02)
 
