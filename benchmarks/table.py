@@ -17,6 +17,7 @@ from typing import Any
 import click
 
 from benchmarks.recovery import GIVE_UP_S
+from benchmarks.report import error_of
 from benchmarks.step_overhead import OWN_CLIENT, REFERENCE, SAME_CLIENT, Setup
 from benchmarks.support.children import ROOT
 from benchmarks.support.daemons import OURS, TORCHFT
@@ -36,6 +37,8 @@ OPTIONS: Mapping[str, Sequence[str]] = {
     "step_time": (),
     "keepers": ("--kills", "20", "--blocks", "1"),
     "stragglers": (),
+    "preemption": (),
+    "report": (),
 }
 """Options of each benchmark."""
 
@@ -126,6 +129,14 @@ def _slow(report: Report) -> tuple[str, str]:
     return f"{found[True]:.2f}", f"{found[False]:.2f}"
 
 
+def _noticed(report: Report) -> tuple[str, None]:
+    return f"{sum(each['discards'] for each in report['results'])} in {len(report['results']):,} notices", None
+
+
+def _sums(report: Report) -> tuple[str, None]:
+    return f"{error_of(report['results'][0]):.4f}%", None
+
+
 ROWS = (
     Row(
         "A group is killed: time until the other groups commit a step",
@@ -200,6 +211,20 @@ ROWS = (
         "a-slow-group",
         "without `share_by_speed`",
         _slow,
+    ),
+    Row(
+        "Groups are preempted with notice at random moments: steps that other groups lose",
+        "preemption",
+        "preemption",
+        "",
+        _noticed,
+    ),
+    Row(
+        "`lighthouse report`: difference between its sums and wall time times groups",
+        "report",
+        "the-report",
+        "",
+        _sums,
     ),
 )
 """The claims; README.md shows the first ones. Times are medians, except for the three kills of torchrun nodes."""
