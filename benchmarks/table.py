@@ -44,6 +44,7 @@ OPTIONS: Mapping[str, Sequence[str]] = {
 
 HEADER = ("Measured", "Lighthouse", "Alternative", "Source", "Command")
 IN_README = 3
+LEAST_PERCENT = 0.001
 BEGIN, END = "<!-- measured -->\n\n", "\n<!-- end of measured -->\n"
 
 
@@ -134,7 +135,8 @@ def _noticed(report: Report) -> tuple[str, None]:
 
 
 def _sums(report: Report) -> tuple[str, None]:
-    return f"{error_of(report['results'][0]):.4f}%", None
+    percent = error_of(report["results"][0])
+    return f"{percent:.4f}%" if percent >= LEAST_PERCENT else f"< {LEAST_PERCENT}%", None
 
 
 ROWS = (

@@ -2,7 +2,7 @@
 
 Messages annotate their fields with these types, and wire/codec.py applies the constraints. A check returns the value or
 raises InvalidRequest, which names the field. `Shortened` truncates a value on write and on read. `WireForm` converts
-between a field's type in Python and its type on the wire. `UnknownAs` keeps a message readable for older versions.
+between a field's type in Python and its type on the wire. `UnknownAs` lets old versions read new enum values.
 """
 
 import math
@@ -135,7 +135,7 @@ class DroppedIfInvalid:
 
 @dataclass(frozen=True, slots=True)
 class UnknownAs:
-    """Member of an enum as which its field is read if this version does not know the value of a newer version."""
+    """Marks an enum field. A value that only a newer version knows is read as `member`."""
 
     member: StrEnum
 

@@ -181,7 +181,8 @@ class LeaderSearch:
 
     def mark_served(self) -> None:
         """Record a successful call. The client stays with `address`."""
-        self._tried, self._has_followed = set(), False
+        self._tried.clear()
+        self._has_followed = False
 
     def mark_failed(self, error: LighthouseError) -> bool:
         """Record that a call has failed, and set `address` to the next lighthouse to try.
@@ -202,7 +203,8 @@ class LeaderSearch:
         self._at = self._addresses.index(others[0])
         if untried:
             return False
-        self._tried, self._has_followed = set(), False
+        self._tried.clear()
+        self._has_followed = False
         return True
 
 

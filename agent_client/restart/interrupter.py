@@ -46,8 +46,8 @@ BRIEF_S = 5.0
 """Time in seconds for which code that should not be interrupted may continue. torch gives DataLoader workers as much
 time to exit."""
 SETTLE_TRIES, SETTLE_TRY_S = 10, 0.001
-"""How often, and how long apart, an abort waits until the main thread has handled the signal. A thread in C code does
-not handle it, so the wait is short."""
+"""Before the aborts, check up to SETTLE_TRIES times, SETTLE_TRY_S seconds apart, whether the main thread has handled
+the signal. The total is short, because a thread that is blocked in C code cannot handle a signal."""
 _BRIEF_MODULES = frozenset(
     {"multiprocessing.reduction", "multiprocessing.resource_sharer", "torch.multiprocessing.reductions"}
 )
@@ -65,7 +65,7 @@ _BRIEF = frozenset(
         ("weakref", "__call__"),
     }
 )
-_LOCKING = frozenset({"__enter__", "__exit__"})
+_WITH_METHODS = frozenset({"__enter__", "__exit__"})
 _IMPORTLIB = "<frozen importlib._bootstrap>"
 _BYTECODES = 100  # more than enough bytecodes for a delivered exception to be raised
 
@@ -134,7 +134,7 @@ class InterruptibleSection:
             if self._thread is None or now < self._again_at:
                 return False
             if self._has_handler:
-                if not self._is_signalled or now >= self._signal_again_at:  # a wait that had not begun has missed it
+                if not self._is_signalled or now >= self._signal_again_at:  # a wait may have begun just after it
                     self._is_signalled, self._signal_again_at = True, now + AGAIN_AFTER_S
                     signal.pthread_kill(self._thread, WAKE_SIGNAL)
                 return True
@@ -160,7 +160,7 @@ class InterruptibleSection:
 
     def _must_complete(self, frame: FrameType | None, now: float) -> bool:
         spares_brief = self._asked_at is not None and now < self._asked_at + BRIEF_S
-        if spares_brief and frame is not None and frame.f_code.co_name in _LOCKING:
+        if spares_brief and frame is not None and frame.f_code.co_name in _WITH_METHODS:
             return True  # it may have taken a lock whose `with` block has not begun, or not have freed it yet
         while frame is not None and frame.f_code is not InterruptibleSection.run.__code__:
             code = frame.f_code
@@ -192,7 +192,7 @@ class InterruptibleSection:
 
 
 _in_main_thread: list[InterruptibleSection] = []
-"""Sections that run in the main thread. Each one is inside the one before."""
+"""Sections that run in the main thread, the outermost first."""
 
 
 def _install_handler() -> bool:

@@ -265,11 +265,15 @@ def grpc_bind(text: str) -> str:
 
 def listening_socket(host: str, port: int) -> socket.socket:
     """Open a listening TCP socket. The host `::` means all IPv4 and IPv6 addresses. Raise OSError on failure."""
-    if host == "::" and socket.has_dualstack_ipv6():
-        return socket.create_server((host, port), family=socket.AF_INET6, dualstack_ipv6=True)
-    if host == "::":
+    host, family = _family(host)
+    return socket.create_server((host, port), family=family, dualstack_ipv6=host == "::")
+
+
+def _family(host: str) -> tuple[str, socket.AddressFamily]:
+    """Return the host to bind and its address family. Without IPv6, `::` becomes all IPv4 addresses."""
+    if host == "::" and not socket.has_dualstack_ipv6():
         host = "0.0.0.0"
-    return socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
+    return host, socket.AF_INET6 if ":" in host else socket.AF_INET
 
 
 def is_port_taken(host: str, port: int) -> bool:
@@ -277,13 +281,13 @@ def is_port_taken(host: str, port: int) -> bool:
 
     The check does not listen, so it neither accepts a client nor takes the port from a process that starts meanwhile.
     """
-    family = socket.AF_INET6 if ":" in host and (host != "::" or socket.has_dualstack_ipv6()) else socket.AF_INET
+    host, family = _family(host)
     with socket.socket(family, socket.SOCK_STREAM) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        if host == "::" and family is socket.AF_INET6:
+        if host == "::":
             probe.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
         try:
-            probe.bind(("" if family is socket.AF_INET and host == "::" else host, port))
+            probe.bind((host, port))
         except OSError as e:
             return e.errno == errno.EADDRINUSE
     return False

@@ -78,7 +78,7 @@ class SupervisorConfig:
         "yes", "Whether the ranks restart after `lighthouse kill` of their group.", kind=click.Choice(("yes", "no"))
     )
     stop_exit_code: int = setting(
-        130, "Exit code of a rank that stops the run for all groups; 0: no status does.", kind=click.IntRange(0, 255)
+        130, "Exit code of a rank that stops the run for all groups; 0 disables this.", kind=click.IntRange(0, 255)
     )
     exclude_host_after: int = setting(
         0, "Exclude a host after this many consecutive losses that began on it; 0: never.", kind=_COUNT_OR_NONE
