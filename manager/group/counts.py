@@ -149,7 +149,7 @@ class GroupStatus:
         late = [rank for rank in self.silent if rank not in self.missing]
         parts = (
             f"{_ranks_of(gone, self.me)}, not connected yet" if gone else "",
-            f"{_ranks_of(late, self.me)}, connected but not asking for a quorum" if late else "",
+            f"{_ranks_of(late, self.me)}, connected, but without a request for a quorum" if late else "",
             lighthouse,
         )
         return "; ".join(filter(None, parts))

@@ -276,7 +276,7 @@ class GroupMachine:
     def _answer_request(self, request: QuorumRequest, now: float) -> None:
         """Decide on a rank's request, and carry out the decision."""
         rank = self.group.ranks[request.group_rank]
-        superseded = Superseded(f"rank {request.group_rank} has asked again")
+        superseded = Superseded(f"rank {request.group_rank} has sent a newer request")
         if rank.pending is not None and not rank.pending.is_gathering:
             self._refuse(request.group_rank, superseded)
         decision = decide_request(self.group, request, now)
@@ -300,7 +300,7 @@ class GroupMachine:
             case _:
                 pass
         if mode is HoldState.REVOKED:
-            self._push_revoked(f"rank {request.group_rank} cannot go on with it")
+            self._push_revoked(f"rank {request.group_rank} cannot continue under it")
         error = decision.error
         if decision.verdict is Verdict.REFUSE and error is not None:
             self.group.refuse(request.call, error)
@@ -538,7 +538,7 @@ class GroupMachine:
             return
         self._unopened = None
         if self.session.end_join(accepted.join):
-            self._refuse_all(WrongState(f"quorum {order.quorum_id} was revoked: {order.reason}; ask again"))
+            self._refuse_all(WrongState(f"quorum {order.quorum_id} was revoked: {order.reason}; retry"))
 
     def _open(self, now: float) -> None:
         """Start the first step of the received quorum. If the quorum stands, do nothing until the lease is valid."""

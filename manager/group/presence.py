@@ -182,7 +182,7 @@ class RankPresence:
         """Mark the ranks that have exceeded the rank timeout as lost, and return them."""
         silent = [rank for rank in self._group.ranks if rank.loss is None and self._expires_at(rank) <= now]
         for rank in silent:
-            how = f"rank {rank.group_rank} has asked for nothing for {self.rank_timeout_s:g} s"
+            how = f"rank {rank.group_rank} has sent no request for {self.rank_timeout_s:g} s"
             self._mark_lost(rank, how, now)
         return [rank.group_rank for rank in silent]
 

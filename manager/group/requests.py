@@ -53,7 +53,7 @@ def missing_state_error(ask: QuorumRequest, other: QuorumRequest, *, may_heal: b
     torn = other.distrust
     what = f"{torn.text if torn is not None else _describe_difference(ask, other)}, and no other group can heal them"
     if may_heal:
-        return WrongState(f"step: {what} at the moment; ask again until one returns")
+        return WrongState(f"step: {what} at the moment; retry until one returns")
     what_to_do = "load one checkpoint in all its ranks" if torn is None else "the job from its last checkpoint"
     return Unrecoverable(f"step: {what}: restart the group, or {what_to_do}")
 
@@ -305,7 +305,7 @@ def _step_error(rank: Rank, request: QuorumRequest) -> LighthouseError | None:
         return None
     return InvalidRequest(
         f"of rank {request.group_rank} went from {was_held} back to {held}; "
-        "a rank that lost its state restarts, and its group with it",
+        "if a rank has lost its state, restart its whole group",
         field="step",
     )
 
@@ -353,7 +353,7 @@ class QuorumRequests:
         check_rank(group_rank, self._group.size)
         last = self._group.ranks[group_rank].last_request
         if last is None:
-            raise WrongState(f"rank: rank {group_rank} has not asked for a quorum yet; ask again once it has")
+            raise WrongState(f"rank: rank {group_rank} has not asked for a quorum yet; retry once it has")
         if step is not None and last.step != step:
             raise WrongState(f"step: rank {group_rank} is at step {last.step}, not at {step}; ask for a new quorum")
         return last.checkpoint_address
@@ -407,14 +407,14 @@ class QuorumRequests:
         group, asks = self._group, self._group.pending(is_gathering=True)
         if quorum.quorum_id < group.quorum_id:
             return WrongState(
-                f"quorum_id: the lighthouse answered {quorum.quorum_id} after {group.quorum_id}; it has forgotten what "
-                "it gave out. Ask again: it is told the higher id"
+                f"quorum_id: the lighthouse sent {quorum.quorum_id} after {group.quorum_id}, so it has lost its "
+                "records; retry: the next request reports the higher id"
             )
         answers: list[QuorumAnswered] = []
         for ask in asks:
             assignment = assign(quorum, group.me.wire_id, ask.group_rank, ask.init_sync, stands=stands)
             if assignment is None:
-                return InternalError(f"the lighthouse's quorum {quorum.quorum_id} lacks {group.me.wire_id}")
+                return InternalError(f"the lighthouse's quorum {quorum.quorum_id} does not contain {group.me.wire_id}")
             answers.append(QuorumAnswered(ask.call, assignment, quorum))
         group.quorum_id = quorum.quorum_id
         mine = answers[0].assignment

@@ -61,7 +61,7 @@ class Votes:
         self._group.decided.pop((quorum_id, step), None)
         if old is not None and old.decision is None:
             self._refuse_all(
-                WrongState(f"step: the attempt at step {old.step} was given up for a quorum for step {step}")
+                WrongState(f"step: the attempt at step {old.step} was abandoned for a quorum for step {step}")
             )
         self._begin_attempt(Attempt(quorum_id, step, is_opened=True))
 
@@ -107,8 +107,8 @@ class Votes:
             return
         self._refuse_all(
             Unrecoverable(
-                f"step: what was decided on step {attempt.step} of quorum {attempt.quorum_id} is not to be learned: "
-                f"this manager has started since, and {reason}"
+                f"step: the decision on step {attempt.step} of quorum {attempt.quorum_id} is unknown: "
+                f"this manager has started since then, and {reason}"
             )
         )
 
@@ -201,11 +201,12 @@ class Votes:
             return decided[quorum_id, vote.step]
         is_in_force = attempt.is_opened or self.is_voting
         if is_in_force and quorum_id != attempt.quorum_id:
-            raise WrongState(f"quorum_id: the vote is for quorum {quorum_id}, the one in force is {attempt.quorum_id}")
+            what = f"the vote is for quorum {quorum_id}, but the current one is {attempt.quorum_id}"
+            raise WrongState(f"quorum_id: {what}")
         if is_in_force and attempt.decision is None:
-            raise WrongState(f"step: the vote is for step {vote.step}, the step in flight is {attempt.step}")
+            raise WrongState(f"step: the vote is for step {vote.step}, but the current one is {attempt.step}")
         if attempt.decision is not None and vote.quorum_id == attempt.quorum_id and vote.step < attempt.step:
-            raise WrongState(f"step: the vote is for step {vote.step}, and step {attempt.step} is decided")
+            raise WrongState(f"step: the vote is for step {vote.step}, but step {attempt.step} is already decided")
         return self._begin_attempt(Attempt(quorum_id, vote.step, is_opened=False))
 
     def _is_over(self, attempt: Attempt) -> bool:

@@ -45,7 +45,7 @@ class TestWaitingFor:
         m.handle(ask(2, 1), 0)
         gone, late = (
             "ranks 6-7 of 8 of a, not connected yet",
-            "ranks 2-5 of 8 of a, connected but not asking for a quorum",
+            "ranks 2-5 of 8 of a, connected, but without a request for a quorum",
         )
         assert m.status().waiting_for("") == f"{gone}; {late}"
         assert (

@@ -143,7 +143,7 @@ class TestRankTimeout:
         watches.restart_timeout([0], 5)
         assert watches.deadline() == 15
         assert [watches.expire_ranks(now) for now in (14.9, 15, 99)] == [[], [0], []]
-        assert watches.loss_of(0).reason == "rank 0 has asked for nothing for 10 s"
+        assert watches.loss_of(0).reason == "rank 0 has sent no request for 10 s"
         assert watches.deadline() == 25, "it is given up then"
         watches.record_request(0)
         watches.restart_timeout([0], 20)
