@@ -73,7 +73,11 @@ def _show(name: str, seed: int, plan: dict[str, Any], is_traced: bool, has_messa
 
 
 def _compare(name: str, seeds: range, jobs: int, *, freezes: bool) -> int:
-    found = [recorded.digest for recorded in in_parallel(partial(frozen.record, name), seeds, jobs)]
+    recorded = list(in_parallel(partial(frozen.record, name), seeds, jobs))
+    found = [each.digest for each in recorded]
+    if failed := [each.result for each in recorded if each.result.violation]:
+        print(f"{name}: {len(failed)} seeds fail. The first is seed {failed[0].seed}: {failed[0].violation}")
+        return 1
     if freezes:
         frozen.save(name, [*frozen.load(name)[: seeds.start], *found])
         return 0
