@@ -16,7 +16,7 @@ from examples.daemons import ROOT
 
 def main() -> None:
     matplotlib.rcParams["svg.hashsalt"] = "proof"  # equal data give an equal file
-    figure, axes = pyplot.subplots(4, 1, sharex=True, figsize=(9, 8), height_ratios=(3, 1, 1, 1))
+    figure, axes = pyplot.subplots(5, 1, sharex=True, figsize=(9, 9), height_ratios=(3, 1, 1, 1, 1))
     faults = 0
     for path in sorted((ROOT / "docs" / "proof").glob("part-*.json")):
         part = json.loads(path.read_text())
@@ -25,11 +25,11 @@ def main() -> None:
         minutes = [second / 60 for second in columns["second"]]
         label = f"part {part['part']}: {part['faults']:,} faults, {part['commits']:,} commits"
         axes[0].plot(minutes, [step - columns["step"][0] for step in columns["step"]], label=label)
-        for below, name in zip(axes[1:], ("memory_mib", "threads", "descriptors"), strict=True):
+        for below, name in zip(axes[1:], ("memory_mib", "threads", "descriptors", "journal_kib"), strict=True):
             below.plot(minutes, columns[name], linewidth=0.8)
     axes[0].set(ylabel="steps", title=f"Eight replica groups, {faults:,} faults, one every 3 s")
     axes[0].legend(loc="upper left", fontsize=8)
-    for below, name in zip(axes[1:], ("memory (MiB)", "threads", "descriptors"), strict=True):
+    for below, name in zip(axes[1:], ("memory (MiB)", "threads", "descriptors", "journal (KiB)"), strict=True):
         below.set(ylabel=name, ylim=(0, None))
     axes[-1].set(xlabel="minutes")
     figure.tight_layout()

@@ -375,8 +375,8 @@ def newest_step(folder: Path) -> int:
     return newest
 
 
-def footprint(daemons: Iterable[Daemon]) -> list[int]:
-    """Return the memory in MiB, the threads and the file descriptors of all daemons together."""
+def footprint(daemons: Iterable[Daemon], journal: Path) -> list[int]:
+    """Return the memory in MiB, the threads and the file descriptors of all daemons, and the journal's size in KiB."""
     memory_kib = threads = descriptors = 0
     for daemon in daemons:
         try:
@@ -386,7 +386,11 @@ def footprint(daemons: Iterable[Daemon]) -> list[int]:
             threads += int(status["Threads"])
         except (OSError, KeyError):
             continue  # it has just died
-    return [memory_kib // 1024, threads, descriptors]
+    journal_bytes = 0
+    for path in journal.parent.glob(f"{journal.name}*"):
+        with suppress(FileNotFoundError):
+            journal_bytes += path.stat().st_size
+    return [memory_kib // 1024, threads, descriptors, journal_bytes // 1024]
 
 
 @click.command()
@@ -419,7 +423,8 @@ def prove(part: int, seconds: float, replay: Sequence[int], folder: Path, stack:
     (folder / "history").mkdir()
     address = f"{network.address}:{LIGHTHOUSE_PORT}"
     serve = ["serve", "--bind", address, "--http", "127.0.0.1:0", "--insecure", "--min-replicas", "1", *TIMES]
-    serve += ["--journal", str(folder / "journal.sqlite"), "--log-format", "json"]
+    journal = folder / "journal.sqlite"
+    serve += ["--journal", str(journal), "--log-format", "json"]
     lighthouse = Daemon("lighthouse", command("lighthouse", serve), folder / "history" / "lighthouse.log")
     stack.callback(lighthouse.kill)
     groups = [Group(f"g{n}", host, address, folder, stack) for n, host in enumerate(network.hosts)]
@@ -431,7 +436,7 @@ def prove(part: int, seconds: float, replay: Sequence[int], folder: Path, stack:
     def watch() -> None:
         after_s = round(time.monotonic() - began_at)
         if not samples or after_s >= samples[-1][0] + SAMPLE_EVERY_S:
-            prints = footprint([lighthouse, *(group.manager for group in groups)])
+            prints = footprint([lighthouse, *(group.manager for group in groups)], journal)
             samples.append([after_s, len(job.faults), newest_step(folder), *prints])
 
     gives_up_at = time.monotonic() + STARTS_WITHIN_S
@@ -474,7 +479,7 @@ def prove(part: int, seconds: float, replay: Sequence[int], folder: Path, stack:
         "share_of_the_pace": round(struck / seconds / (calm / (2 * SETTLED_S)), 4) if calm else None,
         "cpu_hours_of_the_machine": round(cpu_s / 3600, 2),
         "load_average": round(os.getloadavg()[0], 1),
-        "columns": ["second", "faults", "step", "memory_mib", "threads", "descriptors"],
+        "columns": ["second", "faults", "step", "memory_mib", "threads", "descriptors", "journal_kib"],
         "samples": samples,
         "wrong": wrong[:50],
     }
