@@ -129,11 +129,13 @@ class SupervisorLink:
                     self._is_over = True
                     self._supervisor.receive(run.SupervisorWelcome(1.0))
                 except LighthouseError as e:
+                    is_refused = True
                     self._receive(stream, run.HelloRejected(e))
                 finally:
                     self._stream = None
                     self._report.end_stream(self._clock())
-            if self._search.mark_failed(error or Unreachable("it closed the stream")):
+            # A lighthouse that refuses a hello does serve this job: another one could only name it again.
+            if is_refused or self._search.mark_failed(error or Unreachable("it closed the stream")):
                 await backoff.wait()
 
     def _receive(self, stream: SupervisorStream, message: run.ToSupervisor) -> None:

@@ -6,7 +6,7 @@ from typing import Any, Self
 
 import pytest
 
-from lighthouse_protocol.coordinator import parse_coordinator
+from lighthouse_protocol.coordinator import Coordinator, parse_coordinator
 from lighthouse_protocol.messages.run import (
     HelloRejected,
     ProcessLost,
@@ -22,6 +22,7 @@ from manager.supervisor.lighthouse_link import SupervisorLink
 from manager.supervisor.rules import restart_policy
 
 LIGHTHOUSE = parse_coordinator("lighthouse:1")
+TWO_LIGHTHOUSES = parse_coordinator("lighthouse:1,lighthouse:2")
 ENTRY = SupervisorHello("g", "s", "h", (0, 1))
 WELCOME = SupervisorWelcome(60.0)
 FIRST, SECOND = (ProcessLost(RankId(slot, f"s.{slot}"), "killed by signal 9") for slot in (0, 1))
@@ -38,9 +39,14 @@ class Supervisor:
         return SupervisorHeartbeat()
 
 
-def link_to(lighthouse: Callable[[], object], supervisor: Supervisor, patch: pytest.MonkeyPatch) -> SupervisorLink:
+def link_to(
+    lighthouse: Callable[[], object],
+    supervisor: Supervisor,
+    patch: pytest.MonkeyPatch,
+    coordinator: Coordinator = LIGHTHOUSE,
+) -> SupervisorLink:
     patch.setattr(lighthouse_link, "AsyncLighthouseClient", lambda *_, **__: lighthouse())
-    return SupervisorLink(LIGHTHOUSE, "j", "r", ENTRY, supervisor)
+    return SupervisorLink(coordinator, "j", "r", ENTRY, supervisor)
 
 
 class DumbLighthouse:
@@ -129,21 +135,29 @@ class CountingBackoff(Backoff):
         await asyncio.sleep(0)
 
 
+@pytest.mark.parametrize("coordinator", [LIGHTHOUSE, TWO_LIGHTHOUSES])
 def test_a_name_that_is_taken_is_asked_for_ever_less_often_and_told_once(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    coordinator: Coordinator, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ):
     """A lighthouse that has started again keeps the names of its supervisors for a while."""
+    refusals: list[RefusingLighthouse] = []
 
-    async def refused_often() -> int:
+    def refusing() -> RefusingLighthouse:
+        refusals.append(RefusingLighthouse())
+        return refusals[-1]
+
+    async def refused_often() -> CountingBackoff:
         backoff = CountingBackoff()
         monkeypatch.setattr("manager.supervisor.lighthouse_link.Backoff", lambda: backoff)
-        link = link_to(RefusingLighthouse, Supervisor(), monkeypatch)
+        link = link_to(refusing, Supervisor(), monkeypatch, coordinator)
         link.open()
         await asyncio.wait_for(backoff.enough.wait(), 20)
         await link.close()
-        return backoff.resets
+        return backoff
 
-    assert asyncio.run(refused_often()) == 0
+    backoff = asyncio.run(refused_often())
+    assert backoff.resets == 0
+    assert len(refusals) <= backoff.waits + 1  # it pauses after each refusal
     assert [record.getMessage() for record in caplog.records] == [
         "refused by the lighthouse: supervisor g on h is there; the ranks start when it answers"
     ]
