@@ -359,9 +359,9 @@ def pauses(faults: Sequence[tuple[float, str]], commits_at: Sequence[float]) -> 
 
 
 def machine_cpu_s() -> float:
-    """Return the CPU time that all processes of this machine have used since it started."""
-    user, nice, system = Path("/proc/stat").read_text().split()[1:4]
-    return (int(user) + int(nice) + int(system)) / os.sysconf("SC_CLK_TCK")
+    """Return the CPU time that the machine has used since it started, except by processes of a lower priority."""
+    user, _, system = Path("/proc/stat").read_text().split()[1:4]
+    return (int(user) + int(system)) / os.sysconf("SC_CLK_TCK")
 
 
 def newest_step(folder: Path) -> int:
