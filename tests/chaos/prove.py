@@ -58,10 +58,14 @@ def run(*words: str, check: bool = True) -> None:
 
 
 class Network:
-    """A bridge with a cable to each host. The lighthouse is at its first address."""
+    """A bridge with a cable to each host. The lighthouse is at its first address.
 
-    def __init__(self, hosts: int) -> None:
-        self.bridge, self.address = f"lhb{os.getpid()}", "198.18.80.1"
+    Parts with different numbers have different addresses, so they can run at the same time.
+    """
+
+    def __init__(self, part: int, hosts: int) -> None:
+        self.subnet = f"198.18.{part % 256}"
+        self.bridge, self.address = f"lhb{os.getpid()}", f"{self.subnet}.1"
         self.hosts = [Host(self, number) for number in range(hosts)]
 
     @contextmanager
@@ -83,7 +87,7 @@ class Host:
     """A network namespace with one cable."""
 
     def __init__(self, network: Network, number: int) -> None:
-        self.name, self.address = f"lhn{os.getpid()}-{number}", f"198.18.80.{number + 10}"
+        self.name, self.address = f"lhn{os.getpid()}-{number}", f"{network.subnet}.{number + 10}"
         self._network, self._cable = network, f"lhc{os.getpid() % 10**6}-{number}"
 
     @property
@@ -401,6 +405,7 @@ def footprint(daemons: Iterable[Daemon], journal: Path) -> list[int]:
 @click.option("--result", type=click.Path(path_type=Path), help="Write the result there.")
 def main(part: int, minutes: float, replay: Sequence[int], folder: Path | None, result: Path | None) -> None:
     """Run one part of the proof, and check it. The exit status is 1 if anything was lost."""
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))  # the namespaces are removed
     with ExitStack() as stack:
         if folder is None:
             folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
@@ -418,7 +423,7 @@ def main(part: int, minutes: float, replay: Sequence[int], folder: Path | None, 
 
 
 def prove(part: int, seconds: float, replay: Sequence[int], folder: Path, stack: ExitStack) -> dict[str, Any]:
-    network = Network(GROUPS)
+    network = Network(part, GROUPS)
     stack.enter_context(network.up())
     (folder / "history").mkdir()
     address = f"{network.address}:{LIGHTHOUSE_PORT}"
