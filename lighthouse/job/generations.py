@@ -589,9 +589,11 @@ def _is_short(verdict: RunVerdict, current: GenerationState) -> bool:
 
 def _is_incomplete(ranks: Ranks, current: GenerationState, terms: RunTerms) -> bool:
     """Return whether the next generation should wait for more ranks."""
+    # Live ranks whose unit has lost a rank are about to be restarted together with it.
+    if any(r.is_here and r.rank.unit in current.lost_units for r in ranks):
+        return True
     if current.survivors:
-        # Live ranks whose unit has lost a rank are about to be restarted together with it.
-        return bool(current.running) or any(r.is_here and r.rank.unit in current.lost_units for r in ranks)
+        return bool(current.running)
     if len(ranks.ready) < terms.target:
         return True
     return not terms.is_elastic and any(slot not in ranks.ready for slot in range(terms.target))

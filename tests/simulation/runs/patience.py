@@ -39,7 +39,9 @@ class Patience:
                 continue
             if self._should_have_stopped() and simulation.is_untroubled(supervisor, OBEYED_WITHIN_S):
                 violated("G5", f"{supervisor.name} is up {OBEYED_WITHIN_S:g} s after {self._checkers.stop}")
-            if not host.ranks and self._has_to_be_gone(supervisor, supervisor.incarnation):  # it waits for its ranks
+            # It waits for its ranks, and may have waited for one that was disturbed.
+            was_kept = host.ranks or any(simulation.was_troubled(r, TOLD_WITHIN_S) for r in supervisor.ranks.values())
+            if not was_kept and self._has_to_be_gone(supervisor, supervisor.incarnation):
                 violated("G6", f"{supervisor.name} is up {TOLD_WITHIN_S:g} s after the completion")
             for rank in host.ranks:
                 self._look_at(rank, process.machine)

@@ -55,9 +55,13 @@ class RunSimulation(Simulation):
     def is_untroubled(self, process: RankProcess | Supervisor, for_s: float) -> bool:
         """Return whether a stream has been open for that long without a disturbance."""
         since = self.world.now - for_s
-        ends = (self._trouble.get(key, 0.0) for key in (process.name, process.host, ""))
         is_old = process.link.is_open and process.link.opened_at <= since and self.lighthouse.up_since <= since
-        return is_old and not process.is_paused and all(end <= since for end in ends)
+        return is_old and not process.is_paused and not self.was_troubled(process, for_s)
+
+    def was_troubled(self, process: RankProcess | Supervisor, within_s: float) -> bool:
+        """Return whether a disturbance of the process, its host or the lighthouse ended less than `within_s` ago."""
+        since = self.world.now - within_s
+        return any(self._trouble.get(key, 0.0) > since for key in (process.name, process.host, ""))
 
     # -- the operator, and the scheduler of the job
 
