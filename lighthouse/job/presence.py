@@ -87,7 +87,12 @@ class MassSilence:
 
     def postpone_closings(self, by_s: float, now: float) -> None:
         self._job.postpone_timeouts(by_s)
-        self._closings_held_until = now + by_s + CLOSINGS_HELD_S
+        for member in self._job.groups.values():
+            if member.closes_at is not None and not self._is_unjudged(member):
+                member.closes_at += by_s
+        self._cut_until += by_s
+        self.all_excused_until += by_s
+        self._closings_held_until = max(self._closings_held_until, now + CLOSINGS_HELD_S) + by_s
 
     def is_judging(self, now: float) -> bool:
         """Return whether the next tick decides if recently disconnected members are lost (`postpone_judgement`)."""

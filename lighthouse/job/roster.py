@@ -306,6 +306,11 @@ class Job:
         """Postpone all timeouts, in O(n) time, by the `by_s` seconds for which the lighthouse was paused."""
         for member in self.groups.values():
             member.seen_at += by_s
+            member.excused_until += by_s
+            member.lapsed_at += by_s
+        if self.lost_at is not None:
+            self.lost_at += by_s
+        self.joins.postpone_timeouts(by_s)
 
     def remove_group(self, member: Group) -> None:
         self.emit(GridChanged())
@@ -629,6 +634,11 @@ class JoinTimer:
         """Return when the wait began, or None if no group has been waiting within the grace period."""
         return self.started_at if self.asking or now - self._quiet_at <= self.grace_s else None
 
+    def postpone_timeout(self, by_s: float) -> None:
+        if self.started_at is not None:
+            self.started_at += by_s
+        self._quiet_at += by_s
+
     def restart_wait(self, asking: int, now: float) -> None:
         """Restart the measurement after a quorum has formed. `asking` is the number of groups that still wait."""
         self.asking = asking
@@ -675,6 +685,11 @@ class JoinQueue:
         self._count_change(member, -1)
         if member.deadline_at in (self.anyone.deadline_at, self.members.deadline_at):
             self._set_deadlines()
+
+    def postpone_timeouts(self, by_s: float) -> None:
+        """Postpone the join timeout. The deadlines of calls stay, because callers measure them."""
+        self.anyone.postpone_timeout(by_s)
+        self.members.postpone_timeout(by_s)
 
     def take_calls(self, members: Sequence[Group], now: float) -> tuple[int, ...]:
         """Remove and return the calls of `members`, which form the new quorum. Other calls stay pending."""

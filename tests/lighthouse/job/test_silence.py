@@ -14,6 +14,8 @@ from tests.lighthouse.sessions import (
     ANOTHER,
     asks,
     closed,
+    connected,
+    echoed,
     ended,
     held,
     lose,
@@ -22,6 +24,7 @@ from tests.lighthouse.sessions import (
     pulse,
     pulsing,
     standing,
+    stands,
     told,
     welcomed,
 )
@@ -348,6 +351,68 @@ class TestLateness:
         m.handle(ProcessPaused(3), 3)
         m.handle(ended(1), 3)
         assert m.handle(pulse(2, drains=True, **HOLDS), 3)[1:] == [told("recalled", (2,), "b drains")]
+
+    def test_lengthens_the_hold_of_closings_that_were_read_before(self):
+        """The managers could not reconnect while it was paused."""
+        m = standing("abc")
+        beating(m, (1, 2, 3), 0, 1)
+        assert cut(m, (1, 2), 1) == []
+        assert m.handle(ProcessPaused(10), 12) == []
+        another = opened(4, native("a", incarnation="i2"), ANOTHER)
+        assert m.handle(another, 12) == [closed(4, Unreachable, "connection of a was cut")]
+        assert m.handle(opened(5, "a", **HOLDS), 12) == [welcomed(5, STANDING)]
+        assert beating(m, (3, 5), 12, 16) == []
+        assert beating(m, (3, 5), 16, 16.1) == [told("revoked", (3, 5), "b", "connection")]
+
+    def test_and_of_those_that_were_read_after_an_earlier_pause(self):
+        m = standing("abc")
+        m.handle(ProcessPaused(3), 3)
+        m.handle(ended(1), 3)
+        beating(m, (2, 3), 3, 4)
+        assert m.handle(ProcessPaused(10), 14) == []
+        m.handle(ended(2), 15)
+        assert beating(m, (3,), 15, 17.9) == []
+        assert beating(m, (3,), 17.9, 18.1) == [told("revoked", (3,), "a", "connection")]
+
+    def test_lengthens_the_time_of_those_that_were_excused(self):
+        m = standing("abc")
+        beating(m, (1,), 0, 5)
+        beating(m, (1, 2), 5.1, 8)
+        assert m.presence.silence.all_excused_until > 9
+        assert m.handle(ProcessPaused(10), 18) == []
+        assert m.handle(pulse(3, **HOLDS), 18) == [echoed(3, order=STANDING)]
+
+    @pytest.mark.parametrize("paused_s", [0, 10])
+    def test_lengthens_the_wait_for_stragglers(self, paused_s: float):
+        """Their joins may be among what it reads now."""
+        m = connected("ab", join_timeout_s=5)
+        assert m.handle(asks(8, 1, "a"), 1) == []
+        now = 2 + paused_s
+        assert m.handle(ProcessPaused(paused_s), now) == []
+        for session in (1, 2):
+            m.handle(pulse(session), now + 2)
+        assert ticked(m, now, now + 3.9) == []
+        assert ticked(m, now + 3.9, now + 4) == [stands(1, (8,), native("a"))]
+
+    def test_lengthens_the_wait_for_a_lost_member_before_a_spare_replaces_it(self):
+        m = connected("abc", active=2, last_call_s=3)
+        for session, name in enumerate("abc", 1):
+            m.handle(asks(session, session, name), 0)
+        lose(m, 2, 1)
+        m.handle(asks(8, 1, "a", seen_quorum_id=1), 1)
+        assert m.handle(ProcessPaused(10), 12) == []
+        assert m.handle(opened(4, native("b", incarnation="i2")), 13) == [welcomed(4)]
+        [formed] = m.handle(asks(9, 4, native("b", incarnation="i2")), 13)
+        assert formed == stands(2, (8, 9), native("a", seen_quorum_id=1), native("b", incarnation="i2"))
+
+    def test_lengthens_the_time_for_which_a_lost_group_is_remembered(self):
+        m = standing("abc")
+        beating(m, (1, 2, 3), 0, 1)
+        lose(m, 1, 1)
+        m.handle(ProcessPaused(100), 102)
+        assert "a" in m.job.groups
+        beating(m, (2, 3), 102, 162)
+        assert "a" not in m.job.groups
 
     def test_does_not_lengthen_a_lease(self):
         """Leases are counted from beats: the managers were not paused."""
