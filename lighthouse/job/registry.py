@@ -85,6 +85,8 @@ class JobRegistry:
         self._started_at = self.ports.timers.time()
         if self.closed:
             self.closed = ""
+            self._reported.clear()
+            self._ended.clear()
             self.lag.restart()
             self.runs.reset()
 

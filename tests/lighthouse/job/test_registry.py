@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from lighthouse.job import registry
 from lighthouse.store.sqlite import Journal
-from lighthouse_protocol.messages.session import QuorumPhase, Welcome
+from lighthouse_protocol.messages.session import HeldQuorum, HoldState, QuorumPhase, Welcome
 from lighthouse_protocol.refusals import LimitReached
 from tests.lighthouse.builders import ticked
 from tests.lighthouse.lives import JOB, Life, Manager, beat_for, formed
@@ -91,6 +91,22 @@ def test_a_job_that_no_group_joins_after_a_restart_is_forgotten_too(loop: Virtua
     life.die()
 
 
+def test_a_job_that_ended_in_an_earlier_leadership_is_shown_no_more(loop: VirtualLoop) -> None:
+    """Another leader may have seen it go on since."""
+    life = Life(loop, None)
+    [a] = formed(life, "a")
+    a.held = HeldQuorum(a.quorum_id, HoldState.LEAVING, 3)
+    a.beat()
+    a.close()
+    loop.go(100)
+    life.scrape()
+    assert [status.job for status in life.jobs.ended_jobs("")] == [JOB]
+    life.jobs.drop_all("another lighthouse leads")
+    life.jobs.load_records({})
+    assert life.jobs.ended_jobs("") == ()
+    life.die()
+
+
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     lease_s=st.sampled_from([1.0, 5.0, 40.0, 61.0, 90.0, 400.0]),
@@ -156,6 +172,22 @@ class TestReportedJobs:
         loop.go(100)
         life.jobs.get_reported("r1")
         assert [driver.job for driver in life.jobs] == ["r1"]
+        life.die()
+
+    def test_those_of_an_earlier_leadership_take_no_room(
+        self, loop: VirtualLoop, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(registry, "MAX_REPORTED_JOBS", 2)
+        monkeypatch.setattr(registry, "MAX_JOBS", 1)
+        life = Life(loop, None)
+        for name in ("r0", "r1"):
+            life.jobs.get_reported(name).receive_heartbeat_call("a", "i1")
+        life.jobs.drop_all("another lighthouse leads")
+        life.jobs.load_records({})
+        life.jobs.get_reported("r2").receive_heartbeat_call("a", "i1")
+        life.jobs.get_job("honest")
+        with pytest.raises(LimitReached, match="^job: one_more would be number 2"):
+            life.jobs.get_job("one_more")
         life.die()
 
     def test_what_is_quiet_is_not_looked_for_at_every_refusal(
