@@ -269,7 +269,9 @@ class SharedStore:
                 everything = self.records.keys.all
                 end = after_prefix(everything)
                 timeout_s = self._config.ttl_s * FENCE_SHARE
-                self.records.take(await self._client.read(everything, end, timeout_s))
+                found = await self._client.read(everything, end, timeout_s)
+                if not self.records.is_leading:  # else it is the late answer to an earlier candidacy
+                    self.records.take(found)
                 return events.RecordsLoaded(number)
             case events.RenewLease(number, lease):
                 try:

@@ -141,7 +141,7 @@ class EtcdStore(Records):
         self._sets: dict[bytes, set[str]] = {}  # names of the sets of parts in etcd, by the record's key
         self._changes: deque[tuple[Change, Callable[[], None]]] = deque()
         self._batch: Batch | None = None
-        self._is_leading = False
+        self.is_leading = False
 
     def take(self, found: Iterable[KeyValue]) -> None:
         """Replace the records in memory with `found`, the content of etcd. Raise DamagedRecord if one is unreadable."""
@@ -173,11 +173,11 @@ class EtcdStore(Records):
     def begin(self, term: int, revision: int) -> None:
         """Start accepting changes. Each write is conditional on `revision`, at which the leader's key was created."""
         self.term, self._revision, self._version = term, revision, 1
-        self._is_leading = True
+        self.is_leading = True
 
     def end(self) -> None:
         """Stop accepting changes and discard those not yet written."""
-        self._is_leading = False
+        self.is_leading = False
         self._changes.clear()
         self._batch = None
 
@@ -219,7 +219,7 @@ class EtcdStore(Records):
             seen.add(change.key)
 
     def _write(self, changes: Sequence[Change]) -> None:
-        if not self._is_leading:
+        if not self.is_leading:
             raise NotLeader("this lighthouse does not lead, so it writes nothing")
         for change in changes:
             old = self._sets.pop(change.key, set())

@@ -7,7 +7,7 @@ import pytest
 
 from lighthouse.job.records import QuorumRecord
 from lighthouse.store.election import SharedStore
-from lighthouse.store.etcd_client import Answer, EtcdClient, KeyValue, Lease, parse_etcd_address
+from lighthouse.store.etcd_client import Answer, EtcdClient, KeyValue, Lease, LeaseGone, parse_etcd_address
 from lighthouse_protocol.refusals import NotLeader
 from tests.processes import PATIENCE_S
 
@@ -124,4 +124,41 @@ async def test_what_a_write_sets_free_may_fail_too(caplog: pytest.LogCaptureFixt
         lighthouse.shared.records.commit("j", QuorumRecord(1))
         await lighthouse.ended
     assert "no longer leads: its records cannot be written: ValueError: a stream is closed" in caplog.text
+    await lighthouse.shared.stop()
+
+
+class SlowLoadClient(OddClient):
+    """Its first answer to a request for all records is late, and the lease ends meanwhile."""
+
+    def __init__(self) -> None:
+        super().__init__("nothing", ValueError())
+        self.loads = 0
+        self.is_answered = asyncio.Event()
+        self.has_answered = asyncio.Event()
+
+    async def read(self, start: bytes, end: bytes | None, timeout_s: float) -> tuple[KeyValue, ...]:
+        self.loads += end is not None
+        if end is not None and self.loads == 1:
+            await self.is_answered.wait()
+            asyncio.get_running_loop().call_soon(self.has_answered.set)
+        return ()
+
+    async def renew(self, lease: int, timeout_s: float) -> float:
+        if self.loads == 1:
+            raise LeaseGone("it has expired")
+        return await super().renew(lease, timeout_s)
+
+
+async def test_records_that_an_ended_candidacy_asked_for_do_not_replace_those_of_the_leader() -> None:
+    client = SlowLoadClient()
+    lighthouse = Lighthouse(client)
+    await lighthouse.start()
+    async with asyncio.timeout(PATIENCE_S):
+        await lighthouse.began.wait()
+        assert client.loads == 2
+        lighthouse.shared.records.commit("j", QuorumRecord(1))
+        client.is_answered.set()
+        await client.has_answered.wait()
+        await lighthouse.shared.gate.wait_delivered()
+    assert lighthouse.shared.records.load() == {"j": QuorumRecord(1)}
     await lighthouse.shared.stop()
