@@ -87,9 +87,6 @@ class MassSilence:
 
     def postpone_closings(self, by_s: float, now: float) -> None:
         self._job.postpone_timeouts(by_s)
-        for member in self._job.groups.values():
-            if member.closes_at is not None and not self._is_unjudged(member):
-                member.closes_at += by_s
         self._cut_until += by_s
         self.all_excused_until += by_s
         self._closings_held_until = max(self._closings_held_until, now + CLOSINGS_HELD_S) + by_s

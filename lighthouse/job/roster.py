@@ -308,6 +308,8 @@ class Job:
             member.seen_at += by_s
             member.excused_until += by_s
             member.lapsed_at += by_s
+            if member.closes_at is not None:
+                member.closes_at += by_s
         if self.lost_at is not None:
             self.lost_at += by_s
         self.joins.postpone_timeouts(by_s)

@@ -374,6 +374,15 @@ class TestLateness:
         assert beating(m, (3,), 15, 17.9) == []
         assert beating(m, (3,), 17.9, 18.1) == [told("revoked", (3,), "a", "connection")]
 
+    def test_a_short_pause_does_not_end_the_hold_after_a_long_one(self):
+        m = standing("abc")
+        beating(m, (1, 2, 3), 0, 1)
+        m.handle(ProcessPaused(10), 11)
+        m.handle(ProcessPaused(1), 12)
+        m.handle(ended(1), 12.5)
+        assert beating(m, (2, 3), 12.5, 23.9) == []
+        assert beating(m, (2, 3), 23.9, 24.1) == [told("revoked", (2, 3), "a", "connection")]
+
     def test_lengthens_the_time_of_those_that_were_excused(self):
         m = standing("abc")
         beating(m, (1,), 0, 5)
