@@ -364,7 +364,8 @@ class JobDriver(MachineDriver[QuorumEvent, QuorumEffect]):
         self._verdicts = VerdictLog(job, machine, ports.timers, self._worlds.set_waiting_for)
         self._delivery: QuorumDelivery | None = None  # newest quorum that this lighthouse formed
         self._decision: Decision | None = None  # newest decision that was processed
-        self._timer.set(machine.deadline(self._clock()))  # restored state may have a deadline
+        now = self._clock()
+        self._perform(machine.tick(now), now)  # a wait of the restored state may be over, or have a deadline
 
     # -- calls
 

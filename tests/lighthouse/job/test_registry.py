@@ -91,6 +91,20 @@ def test_a_job_that_no_group_joins_after_a_restart_is_forgotten_too(loop: Virtua
     life.die()
 
 
+def test_nor_is_one_kept_that_ranks_have_made_after_the_leases(loop: VirtualLoop, tmp_path: Path) -> None:
+    """Its quorum stood when the lighthouse died, and none of its groups came back."""
+    path = tmp_path / "journal.sqlite"
+    life = Life(loop, path)
+    formed(life, "ab")
+    life.die()
+    again = Life(loop, path)
+    loop.go(12)
+    assert again.driver.status().phase == "revoked"
+    again.scrape()
+    assert list(again.jobs) == []
+    again.die()
+
+
 def test_a_job_that_ended_in_an_earlier_leadership_is_shown_no_more(loop: VirtualLoop) -> None:
     """Another leader may have seen it go on since."""
     life = Life(loop, None)
