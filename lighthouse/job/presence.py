@@ -14,6 +14,7 @@
 `JobEnd` decides when the job has ended and which groups arrive too late.
 """
 
+import math
 from collections.abc import Collection, Iterable, Iterator
 
 from lighthouse.job import events
@@ -82,7 +83,7 @@ class MassSilence:
         self._is_judged = True
         self._judge_at = self._judge_by = 0.0
         self._postponed = 0
-        self._cut_until = 0.0  # end of the time in which members of a judged burst count as alive
+        self._cut_until = -math.inf  # end of the time in which members of a judged burst count as alive
         self.all_excused_for = ""
 
     def postpone_closings(self, by_s: float, now: float) -> None:
