@@ -100,10 +100,12 @@ class MassSilence:
     def postpone_judgement(self, now: float) -> None:
         """Postpone the decision on disconnected members, because more closed connections may be unread.
 
-        Do nothing if all members are disconnected, or if the decision has been postponed POSTPONED_AT_MOST times.
+        Do nothing if all members are disconnected, if all members of the burst have reconnected, or if the decision has
+        been postponed POSTPONED_AT_MOST times.
         """
         members, ended = self._members_before_burst()
-        if self._postponed < POSTPONED_AT_MOST and len(ended) < len(members):
+        is_pending = any(m.closes_at is not None and self._is_unjudged(m) for m in ended)
+        if is_pending and self._postponed < POSTPONED_AT_MOST and len(ended) < len(members):
             self._postponed += 1
             self._judge_at, self._judge_by = now + JUDGED_AFTER_S, now + JUDGED_WITHIN_S
 

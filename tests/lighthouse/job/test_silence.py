@@ -200,6 +200,15 @@ class TestClosedTogether:
         m.handle(opened(3, "a", **HOLDS), 0.503)
         assert cut(m, [2], 1.5) == [told("revoked", (3,), "b", "connection")]
 
+    def test_nor_does_a_busy_host_prolong_a_burst_whose_members_are_all_back(self):
+        m = standing("abcde")
+        for session, name in ((1, "a"), (2, "b")):
+            m.handle(ended(session), 0.5)
+            m.handle(opened(session + 5, name, **HOLDS), 0.503)
+        beating(m, range(3, 8), 0.5, 4.9)
+        assert on_a_busy_host(m, 4.9, 5.01) == []
+        assert lose(m, 3, 5.02) == [told("revoked", (4, 5, 6, 7), "c", "connection")]
+
     def test_a_burst_may_last_a_tenth_of_a_second(self):
         assert cut(standing("abcdefgh"), range(1, 9), 0.5, apart_s=0.006) == []
         drip = [*range(1, 23)]  # of 40; the seventeenth is the last one within that time
