@@ -361,7 +361,8 @@ class Standing:
             return None
         granted = [lease.granted or 0 for lease in self.leases.values()]
         last_steps = [lease.granted or 0 for lease in self.leases.values() if lease.has_left]
-        self.upto = min([max(granted), *last_steps])
+        # If all members ask for step 0 again, their highest grant counts as -1.
+        self.upto = max(0, min([max(granted), *last_steps]))
         behind = [n for n, h in self.leases.items() if h.is_spent and (h.granted or 0) < self.upto]
         if behind:
             return self.revoke_quorum(f"{behind[0]} cannot do step {self.upto} any more")

@@ -8,6 +8,7 @@ from lighthouse.job.records import JoinState, Lease, QuorumRecord
 from lighthouse.job.standing import Standing, entry_of
 from lighthouse_protocol.messages.membership import Participant, Quorum
 from lighthouse_protocol.messages.session import QuorumOrder, QuorumPhase
+from lighthouse_protocol.wire.streams import SESSION_RESPONSES
 from tests.lighthouse.sessions import held, may_form, native
 
 QUORUM_ID = 7
@@ -66,6 +67,13 @@ class TestRecall:
             order = says(standing, "b", "recalled", 6)
         assert order is not None
         assert (order.phase, "a cannot do step 6" in order.reason) == (QuorumPhase.REVOKED, True)
+
+    def test_of_which_all_members_ask_for_step_0_again_is_an_order_that_a_manager_can_read(self):
+        standing = formed("ab")
+        assert standing.handle_member_join(holds("a", 0), 0.0) == standing.current_order()
+        order = standing.handle_member_join(holds("b", 0), 0.0)
+        assert SESSION_RESPONSES.read(SESSION_RESPONSES.write(order)) == order
+        assert order == QuorumOrder(QUORUM_ID, QuorumPhase.REVOKED, reason="a cannot do step 0 any more")
 
     def test_who_grants_no_more_stays_so(self):
         standing = formed("ab")
