@@ -6,6 +6,7 @@ derives what the daemon needs: the settings of the quorum rules, the journal, an
 incidents.
 """
 
+import math
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -222,9 +223,12 @@ class LighthouseConfig:
                 f"--active-replicas {self.active_replicas} is below --min-replicas {self.min_replicas}: "
                 "no quorum could form"
             )
-        if self.allowed_replicas and max(self.allowed_replicas) < self.min_replicas:
+        most = math.inf if self.active_replicas is None else self.active_replicas
+        if self.allowed_replicas and not any(self.min_replicas <= size <= most for size in self.allowed_replicas):
+            and_most = "" if self.active_replicas is None else f" and at most --active-replicas {self.active_replicas}"
             raise ValueError(
-                f"--allowed-replicas has no size of at least --min-replicas {self.min_replicas}: no quorum could form"
+                f"--allowed-replicas has no size of at least --min-replicas {self.min_replicas}{and_most}: no quorum "
+                "could form"
             )
 
     def _check_store(self) -> None:

@@ -147,6 +147,11 @@ def test_a_wrong_value_names_the_option(name: str, option: str, values: list[str
     [
         ("lighthouse serve", ["--active-replicas", "1", "--min-replicas", "2"], ["--active-replicas 1", "replicas 2"]),
         ("lighthouse serve", ["--allowed-replicas", "2,4", "--min-replicas", "8"], ["--allowed-replicas", "8"]),
+        (
+            "lighthouse serve",
+            ["--allowed-replicas", "1,4", "--min-replicas", "2", "--active-replicas", "3"],
+            ["--allowed-replicas has no size", "--min-replicas 2 and at most --active-replicas 3"],
+        ),
         ("lighthouse serve", ["--min-replica"], ["--min-replica"]),
         ("lighthouse serve", ["--min_replica", "3"], ["No such option", "--min-replicas"]),
         ("lighthouse serve", ["extra"], ["extra"]),
@@ -183,6 +188,7 @@ def test_a_wrong_environment_variable_names_its_option(name: str, variable: str,
         ["--min_replicas", "3", "--join_timeout_ms", "60000", "--quorum_tick_ms", "100", "--heartbeat_timeout_ms", "1"],
         ["--join-timeout", "1m", "--join-timeout-ms", "5"],
         ["--allowed-replicas", "2,4,8"],
+        ["--allowed-replicas", "2,4,8", "--min-replicas", "4", "--active-replicas", "4"],
     ],
 )
 def test_right_values_start_the_daemon(options: list[str]) -> None:
