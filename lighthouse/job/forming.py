@@ -283,6 +283,7 @@ class QuorumMachine:
     # -- time
 
     def _advance_time(self, now: float) -> None:
+        self.job.numbering.start_clock(now)
         if self.job.formed_at is None and self.job.quorum is not None:
             self.job.formed_at = now
         if self.job_end.step is None:

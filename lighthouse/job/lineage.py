@@ -186,14 +186,18 @@ class Numbering:
         self._own_first_id: int | None = None
         self._began_at: float | None = None
 
+    def start_clock(self, now: float) -> float:
+        """Return the time of the first call, which must come when `first_id` is drawn from the wall clock."""
+        self._began_at = now if self._began_at is None else self._began_at
+        return self._began_at
+
     def why_unassigned(self, now: float, **ids: int | None) -> InvalidRequest | None:
         """Return an error if any of `ids` (by field name) cannot be a quorum id of this job, otherwise None.
 
         The first id of a job is the wall-clock time in milliseconds. So an id above the last assigned one that is also
         more than a day ahead of the clock was never assigned.
         """
-        self._began_at = now if self._began_at is None else self._began_at
-        by_clock = self._first_id + int((now - self._began_at) * 1000)
+        by_clock = self._first_id + int((now - self.start_clock(now)) * 1000)
         for field, seen_id in ids.items():
             if seen_id is not None and seen_id > max(self.quorum_id, by_clock + AHEAD_MS):
                 return InvalidRequest(
