@@ -18,7 +18,7 @@ from lighthouse_protocol.refusals import InvalidRequest
 from tests.lighthouse.builders import AnswersOnly
 from tests.lighthouse.lives import FIRST_WALL_MS, JOB, Life, Manager, beat_for, formed
 from tests.lighthouse.run_stage import refusal
-from tests.lighthouse.sessions import asks, held, opened, pulse
+from tests.lighthouse.sessions import asks, held, native, opened, pulse, welcomed
 from tests.virtual_loop import VirtualLoop
 
 
@@ -66,6 +66,14 @@ def test_up_to_a_day_ahead_of_the_clock_is_believed() -> None:
         machine.handle(opened(1, "a"), 0)
         [effect] = machine.handle(asks(1, 1, "a", seen_quorum_id=5000 + ahead_ms), 2.0)
         assert isinstance(effect, QuorumFormed if is_believed else JoinRefused)
+
+
+def test_the_clock_runs_before_the_first_group_comes() -> None:
+    """For days only ranks of a run may have used the job, and the group has a checkpoint of another lighthouse."""
+    machine = AnswersOnly(QuorumConfig(first_quorum_id=5000))
+    machine.tick(0)
+    days_s = 3 * 86400.0
+    assert machine.handle(opened(1, native("a", seen_quorum_id=5000 + int(days_s * 1000))), days_s) == [welcomed(1)]
 
 
 @settings(max_examples=60, deadline=None)
