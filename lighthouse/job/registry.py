@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 
 from lighthouse.job.driver import JobDriver
-from lighthouse.job.forming import QuorumMachine
+from lighthouse.job.forming import END_KEPT_S, QuorumMachine
 from lighthouse.job.incident_driver import IncidentRegistry
 from lighthouse.job.log import NAMES_LOGGED
 from lighthouse.job.records import Membership, QuorumConfig, QuorumRecord, RunConfig, RunName, RunRecord, SavedRun
@@ -34,6 +34,7 @@ MAX_JOBS = 1000
 # Any process can send heartbeats under any name, so jobs known only from heartbeats have a separate limit.
 MAX_REPORTED_JOBS = 200
 ENDED_SHOWN = 16
+FORGOTTEN_AT_ONCE = 16  # unused records; each removal is a write
 QUIET_LOOKED_FOR_EVERY_S = 1.0
 
 
@@ -64,7 +65,7 @@ class JobRegistry:
         self._give_up = give_up
         self.incidents = incident_registry or IncidentRegistry()
         self._started_at: float | None = None
-        self._records: Mapping[str, QuorumRecord] = {}
+        self._records: dict[str, QuorumRecord] = {}  # of jobs that had no driver yet
         self._drivers: dict[str, JobDriver] = {}
         self._reported: set[str] = set()
         self._ended: dict[str, JobStatus] = {}
@@ -81,7 +82,7 @@ class JobRegistry:
 
         Until their leases expire, members may still hold quorums from an earlier lighthouse.
         """
-        self._records = records
+        self._records = dict(records)
         self._started_at = self.ports.timers.time()
         if self.closed:
             self.closed = ""
@@ -176,6 +177,7 @@ class JobRegistry:
     def forget_quiet(self, *, is_full: bool = False) -> None:
         """Drop the drivers of quiet jobs, which have no groups, calls, sessions or ranks.
 
+        After END_KEPT_S, also remove the records of jobs that have not been used since this lighthouse started.
         A record that cannot be removed from the store remains there, which is harmless. Ended jobs are kept, unless
         `is_full`, so that late groups can be refused.
         """
@@ -186,15 +188,18 @@ class JobRegistry:
             driver.close("this job has no members any more")
             del self._drivers[driver.job]
             self._reported.discard(driver.job)
-            try:
-                self.store.forget(driver.job)
-            except LighthouseError as e:
-                log.warning(
-                    "cannot remove the inactive job %s from the journal: %s",
-                    driver.job,
-                    e,
-                    extra=event("job_not_forgotten", job=driver.job),
-                )
+            self._forget_record(driver.job)
+        if self._started_at is not None and self.ports.timers.time() >= self._started_at + END_KEPT_S:
+            for job in list(self._records)[:FORGOTTEN_AT_ONCE]:  # nobody has used them since the records were loaded
+                if self._records.pop(job).quorum is not None:
+                    self._forget_record(job)
+
+    def _forget_record(self, job: str) -> None:
+        try:
+            self.store.forget(job)
+        except LighthouseError as e:
+            extra = event("job_not_forgotten", job=job)
+            log.warning("cannot remove the inactive job %s from the journal: %s", job, e, extra=extra)
 
     def close(self, reason: str) -> None:
         """Refuse all pending calls, close all streams with `reason`, and refuse all new calls and streams."""
@@ -211,7 +216,7 @@ class JobRegistry:
     def _close_jobs(self, reason: str) -> None:
         self.closed = reason
         self.lag.stop()
-        drivers, self._drivers = self._drivers, {}
+        drivers, self._drivers, self._records = self._drivers, {}, {}
         for driver in drivers.values():
             driver.close(reason)
 
@@ -220,7 +225,7 @@ class JobRegistry:
         last_id = self.store.last_id(job)
         # Above every id that an earlier lighthouse may have assigned to this job, even if the journal was lost.
         config = replace(self._config, first_quorum_id=max(last_id + 1, int(self.ports.wall() * 1000)))
-        record, self._records = self._records.get(job), {k: v for k, v in self._records.items() if k != job}
+        record = self._records.pop(job, None)
         until = None
         if self._started_at is not None:
             until = self._started_at + max(config.lease_s, record.lease_s if record is not None else 0.0)

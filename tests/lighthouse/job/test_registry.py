@@ -105,18 +105,22 @@ def test_nor_is_one_kept_that_ranks_have_made_after_the_leases(loop: VirtualLoop
     again.die()
 
 
-def test_days_before_the_first_group_comes_its_checkpoint_is_of_another_lighthouse(loop: VirtualLoop) -> None:
-    """Meanwhile only ranks of a run have used the job."""
-    life = Life(loop, None)
-    began_ms = life.wall_ms
-    assert life.driver.machine.quorum is None
-    loop.go(3 * 86400)
-    given_ms = began_ms + 2 * 86400_000
-    a = Manager("a", step=7, tag=given_ms, seen=given_ms).connect(life)
-    a.join()
-    assert a.ended is None
-    assert a.quorum_id > given_ms
+def test_the_record_of_a_job_that_nobody_uses_any_more_is_removed_after_a_week(
+    loop: VirtualLoop, tmp_path: Path
+) -> None:
+    """Its lighthouse died before it could remove the record. The last id stays."""
+    path = tmp_path / "journal.sqlite"
+    life = Life(loop, path)
+    [a] = formed(life, "a")
     life.die()
+    again = Life(loop, path)
+    loop.go(7 * 86400 - 1)
+    again.scrape()
+    assert again.memory.load()[JOB].quorum is not None
+    loop.go(2)
+    again.scrape()
+    assert (again.memory.load()[JOB].quorum, again.memory.last_id(JOB)) == (None, a.quorum_id)
+    again.die()
 
 
 def test_a_job_that_ended_in_an_earlier_leadership_is_shown_no_more(loop: VirtualLoop) -> None:
