@@ -14,6 +14,7 @@ from pathlib import Path
 
 import grpc
 import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from examples.ports import free_port
 from lighthouse_protocol.limits import LEADER_METADATA_KEY, REFUSAL_METADATA_KEY
@@ -25,6 +26,7 @@ from tests.daemons.supervisors import SLEEP, Supervisor, runs
 from tests.etcd_cluster import EtcdCluster, etcd_cluster, needs_etcd
 from tests.processes import (
     LIGHTHOUSE_CODE,
+    LOCALHOST,
     PATIENCE_S,
     ROOT,
     Lighthouse,
@@ -101,6 +103,18 @@ def test_the_doctor_asks_the_leader_which_tells_its_term(pair: tuple[Lighthouse,
     findings = {finding["check"]: finding for finding in json.loads(ended.stdout)["findings"]}
     assert ended.returncode == 0
     assert findings["store"] == {"check": "store", "level": "ok", "text": "the lighthouse writes to its etcd, term 1"}
+
+
+def test_the_port_of_torchft_clients_serves_while_it_leads(etcd: EtcdCluster) -> None:
+    def health() -> object:
+        with grpc.insecure_channel(f"{LOCALHOST}:{port}") as channel:
+            stub = health_pb2_grpc.HealthStub(channel)
+            return stub.Check(health_pb2.HealthCheckRequest(service="torchft.LighthouseService"), timeout=10).status
+
+    with Lighthouse("--store", etcd.store("torchft"), "--torchft-listen", f"{LOCALHOST}:0") as lighthouse:
+        port = lighthouse.wait_for_log(r"torchft clients are served without TLS on port (\d+)")[1]
+        lighthouse.wait_for_log("this lighthouse leads, in term 1")
+        eventually(lambda: health() == health_pb2.HealthCheckResponse.SERVING, "its torchft port serves")
 
 
 def test_two_with_their_own_credentials_say_so_and_pages_are_https(etcd: EtcdCluster, tmp_path: Path) -> None:
