@@ -99,7 +99,7 @@ class LighthouseLink:
         self.error = "not connected yet"
         self._connect = connect
         self._connection: _Connection | None = None
-        self._abandoned: set[_Connection] = set()  # their sessions have ended or moved; closed at the next welcome
+        self._abandoned: set[_Connection] = set()  # their sessions have moved; closed at the next welcome
         self._closing: set[_Connection] = set()
         self._second: asyncio.Task[None] | None = None
         self._was_reachable: bool | None = None
@@ -173,7 +173,8 @@ class LighthouseLink:
                         if error is not None and is_refused:
                             received(JoinRejected(0, error))
                 finally:
-                    self._abandoned.add(connection)
+                    if not connection.over.done():
+                        self._abandoned.add(connection)
                     self._connection = None
                     closed()
                 if client is None:
@@ -233,7 +234,7 @@ class LighthouseLink:
                 return
 
     def _close_abandoned(self) -> None:
-        """Close the connections whose sessions have ended or moved."""
+        """Close the connections whose sessions have moved."""
         for connection in self._abandoned:
             connection.session.cancel()
         self._closing = {connection for connection in self._closing | self._abandoned if not connection.over.done()}
