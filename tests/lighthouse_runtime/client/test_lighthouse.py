@@ -5,7 +5,9 @@ import contextlib
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
+from unittest import mock
 
+import grpc
 import pytest
 
 from examples.ports import free_port
@@ -123,6 +125,22 @@ def test_nobody_there_is_unreachable(connect: Any, kind: type[Any]) -> None:
         with pytest.raises(Unreachable, match=r"127\.0\.0\.1:1 is unreachable"):
             ask("status", timeout_s=30)
         assert time.monotonic() - began_at < 15
+
+
+def test_of_two_lighthouses_that_are_away_each_has_one_connection() -> None:
+    """However often they are tried in turn: each connection takes memory and, with an idle follower, a descriptor."""
+    with (
+        mock.patch.object(grpc, "insecure_channel", side_effect=grpc.insecure_channel) as opened,
+        LighthouseClient(f"{NOWHERE},{LOCALHOST}:2") as client,
+    ):
+        tried: list[str] = []
+        for _ in range(3):
+            for ask in (lambda: client.status(timeout_s=0.1), lambda: next(client.rank())):
+                tried.append(client.address)
+                with pytest.raises(Unreachable):
+                    ask()
+        assert set(tried) == {NOWHERE, f"{LOCALHOST}:2"}
+        assert opened.call_count == 2
 
 
 @pytest.mark.parametrize(("connect", "kind"), LIGHTHOUSES)
