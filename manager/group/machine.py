@@ -141,7 +141,7 @@ class GroupMachine:
 
         This applies if all ranks are Agents, because clients of the bare RPCs have no quorum secret.
         """
-        return bool(self._secrets) and self.watches.is_complete
+        return bool(self._secrets) and self.watches.are_agents
 
     def checkpoint_address(self, group_rank: int, step: int | None) -> str:
         return self.requests.checkpoint_address(group_rank, step)

@@ -45,6 +45,11 @@ class RankPresence:
         return all(rank.watch is not None for rank in self._group.ranks)
 
     @property
+    def are_agents(self) -> bool:
+        """Return whether every rank has or had a watch."""
+        return all(rank.process is not None for rank in self._group.ranks)
+
+    @property
     def has_ranks(self) -> bool:
         """Return whether any rank is present, with or without a watch."""
         return any(rank.watch is not None or rank.has_asked for rank in self._group.ranks)

@@ -8,7 +8,8 @@ from lighthouse.cli import check_history
 from lighthouse_protocol.messages import session
 from lighthouse_protocol.messages.membership import Decision, Participant, Quorum, World
 from lighthouse_protocol.messages.progress import ProgressSample
-from lighthouse_protocol.refusals import DeadlinePassed, InvalidRequest, Unreachable
+from lighthouse_protocol.refusals import DeadlinePassed, InvalidRequest, NotPermitted, Unreachable
+from lighthouse_protocol.rules.access import ADDRESS_WORD, prove
 from lighthouse_runtime.timing.timers import LoopLag
 from manager.group import driver, events
 from manager.group.driver import GroupDriver
@@ -263,6 +264,18 @@ class TestWatches:
         group.driver.receive(number, session.Leaving())
         assert not group.driver._progress.view(0).ranks
         assert (group.driver.machine.waiting, group.driver.machine.watches.losses) == (before, [])
+
+    def test_only_peers_learn_addresses_also_while_a_rank_is_lost(self, group: Group):
+        group.open_session()
+        watches = [group.watch(rank)[0] for rank in range(2)]
+        for rank in range(2):
+            group.ask(rank, checkpoint_address=f"c{rank}")
+        group.hear(session.JoinAccepted(1, formed(1), True, "the quorum's secret"))
+        group.driver.end_watch(watches[1])
+        for rank in range(2):
+            with pytest.raises(NotPermitted, match="has not proved that it is a member"):
+                group.driver.check_peer(rank, 1, "")
+            group.driver.check_peer(rank, 1, prove("the quorum's secret", ADDRESS_WORD, 1, rank))
 
     def test_a_kill_reaches_the_ranks(self, group: Group):
         _, heard = group.watch(0)
