@@ -533,8 +533,8 @@ class GroupDriver:
         else:
             self._feed(events.Received(message))
 
-    def end_session(self) -> None:
-        self._feed(events.SessionClosed())
+    def end_session(self, *, is_moving: bool = False) -> None:
+        self._feed(events.SessionClosed(is_moving))
 
     # -- shutdown
 

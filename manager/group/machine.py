@@ -180,13 +180,13 @@ class GroupMachine:
             case events.SessionOpened():
                 if not self._has_left:
                     self._send(self.session.open_session(self._participant(), self.group_report(), now))
-            case events.SessionClosed():
+            case events.SessionClosed(is_moving):
                 self.session.close_session()
                 self._awaited = ""
                 self._unopened = None  # the next session requests it again
                 if self._has_left:
                     self._session_end = self._session_end or "its session has ended"
-                if self.group.drains:
+                if self.group.drains and not is_moving:
                     self._leave_if_idle()
             case events.Received(message):
                 self._receive(message, now)

@@ -38,6 +38,7 @@ class Group:
             lambda: AsyncLighthouseClient(address), LeaderSearch((Address(LOCALHOST, server.port),))
         )
         self.sessions = 0
+        self.moves: list[bool] = []
         self._server = server
         self._says = says
 
@@ -52,7 +53,7 @@ class Group:
             self._server.senders[-1].end()
 
     async def run(self) -> None:
-        await self.link.run(self.opened, self.received, lambda: None)
+        await self.link.run(self.opened, self.received, self.moves.append)
 
 
 def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
@@ -81,6 +82,20 @@ async def test_who_is_let_go_and_has_not_asked_for_it_says_so_and_comes_back(
     assert warnings(caplog) == [f"lighthouse unreachable: {group.link.address} closed the session"]
 
 
+async def test_a_session_that_moves_is_told_from_one_that_ends(server: StreamServer):
+    group = Group(server, None)
+    running = asyncio.create_task(
+        group.link.run(group.opened, lambda _: group.link.connect_second("test"), group.moves.append)
+    )
+    async with asyncio.timeout(PATIENCE_S):
+        while group.sessions < 2:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+    assert group.moves[0]
+    running.cancel()
+    await asyncio.wait((running,))
+    assert not group.moves[-1]
+
+
 async def test_what_could_not_connect_is_not_kept(monkeypatch: pytest.MonkeyPatch):
     """A lighthouse may be away for days."""
     monkeypatch.setattr(pacing, "MAX_BACKOFF_S", 0.001)
@@ -95,7 +110,7 @@ async def test_what_could_not_connect_is_not_kept(monkeypatch: pytest.MonkeyPatc
         return client
 
     running = asyncio.create_task(
-        LighthouseLink(connect, LeaderSearch((nowhere,))).run(lambda: None, lambda _: None, lambda: None)
+        LighthouseLink(connect, LeaderSearch((nowhere,))).run(lambda: None, lambda _: None, lambda _: None)
     )
     await asyncio.wait_for(enough.wait(), PATIENCE_S)
     gc.collect()
