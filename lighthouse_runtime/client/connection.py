@@ -284,11 +284,13 @@ class SyncClient:
         """Return a channel that this process can use, creating it if needed. Raise the errors of fetch_tls()."""
         if os.getpid() != self._pid:
             self._channel, self._pid, self._lock, self._former = None, os.getpid(), threading.Lock(), {}
-        if self._channel is None or self._has_moved():
+        channel = self._channel  # another thread may call _move() at any time
+        if channel is None or self._has_moved():
             with self._lock:
-                if self._channel is None or self._has_moved():
-                    self._channel = self._make_channel(timeout_s, waits=waits)
-        return self._channel
+                channel = self._channel
+                if channel is None or self._has_moved():
+                    channel = self._channel = self._make_channel(timeout_s, waits=waits)
+        return channel
 
     def _has_moved(self) -> bool:
         """Return whether the server's credentials or their files have changed. Usually takes one stat() per file."""
