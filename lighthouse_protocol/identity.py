@@ -18,7 +18,8 @@ _ALLOWED = frozenset(string.ascii_letters + string.digits + "._:/@+=-")
 _UUID = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}", re.IGNORECASE)
 _OF_HOST = re.compile(r"/[0-9]+$")
 _BRACKETED = re.compile(r"\[([^\[\]]*)\](?::(.*))?")
-_HOST = re.compile(r"[A-Za-z0-9]([A-Za-z0-9_.-]*[A-Za-z0-9_])?\.?")
+_LABEL = r"[A-Za-z0-9_-]{1,63}"
+_HOST = re.compile(rf"(?=[A-Za-z0-9]){_LABEL}(?:\.{_LABEL})*(?<=[A-Za-z0-9_])\.?")
 
 
 def check_name(value: str, field: str = "replica_id") -> str:

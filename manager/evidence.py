@@ -12,14 +12,12 @@ in its own thread with a time limit.
 """
 
 import asyncio
-import concurrent.futures
 import contextlib
 import itertools
 import logging
 import os
 import re
 import signal
-import threading
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -40,6 +38,7 @@ from lighthouse_protocol.messages.progress import GroupView
 from lighthouse_protocol.messages.session import EvidenceOffer, WatchHello
 from lighthouse_runtime.log_event import event
 from lighthouse_runtime.process.children import process_descriptor
+from lighthouse_runtime.timing.pacing import start_read
 from manager.group.driver import Watch
 
 # -- process state, from /proc
@@ -285,17 +284,7 @@ async def _in_thread(work: Callable[[], T], within_s: float) -> T:
     Raise TimeoutError if it takes more than `within_s` seconds. The thread then continues unobserved, and does not
     delay the exit of this process.
     """
-    done = concurrent.futures.Future[T]()
-    done.set_running_or_notify_cancel()
-
-    def run() -> None:
-        try:
-            done.set_result(work())
-        except Exception as e:  # noqa: BLE001  re-raised in the caller
-            done.set_exception(e)
-
-    threading.Thread(target=run, name="evidence", daemon=True).start()
-    return await asyncio.wait_for(asyncio.wrap_future(done), within_s)
+    return await asyncio.wait_for(asyncio.wrap_future(start_read("evidence", work)), within_s)
 
 
 # -- collector

@@ -235,7 +235,8 @@ class SyncClient:
         self._given_metadata = metadata
         self._metadata = _with_token(metadata, coordinator)
         self._channel: grpc.Channel | None = None
-        self._left: list[grpc.Channel] = []  # channels to former servers
+        # Channels to former servers, each with the coordinator and the files for which it was created.
+        self._former: dict[tuple[Address, ...], tuple[grpc.Channel, Coordinator, object]] = {}
         self._pid = os.getpid()
         self._lock = threading.Lock()  # guards the creation of the channel
 
@@ -248,17 +249,20 @@ class SyncClient:
     def close(self) -> None:
         """Close the channels. Do nothing in a forked child, where closing the parent's channel would hang."""
         if os.getpid() == self._pid:
-            for channel in (self._channel, *self._left):
+            for channel in (self._channel, *(channel for channel, _, _ in self._former.values())):
                 if channel is not None:
                     channel.close()
 
     def _move(self, address: Address) -> None:
-        """Direct further calls to another server. Open streams stay with the old one."""
+        """Direct further calls to another server. Open streams stay with the old one, and so does its channel."""
         with self._lock:
             if self._coordinator.addresses != (address,):
-                self._left += [self._channel] if self._channel is not None and os.getpid() == self._pid else []
-                self._coordinator, self._channel = self._given.at(address), None
-                self._locator = None if self._role is None else Locator(self._coordinator, self._role)
+                if self._channel is not None and os.getpid() == self._pid:
+                    self._former[self._coordinator.addresses] = self._channel, self._coordinator, self._files_stamp
+                new = self._given.at(address)
+                self._channel, self._coordinator, self._files_stamp = self._former.pop((address,), (None, new, None))
+                self._metadata = _with_token(self._given_metadata, self._coordinator)
+                self._locator = None if self._role is None else Locator(new, self._role)
                 self.address = str(address)
 
     def connect(self, timeout_s: float) -> None:
@@ -279,12 +283,14 @@ class SyncClient:
     def _live_channel(self, timeout_s: float, *, waits: bool) -> grpc.Channel:
         """Return a channel that this process can use, creating it if needed. Raise the errors of fetch_tls()."""
         if os.getpid() != self._pid:
-            self._channel, self._pid, self._lock = None, os.getpid(), threading.Lock()
-        if self._channel is None or self._has_moved():
+            self._channel, self._pid, self._lock, self._former = None, os.getpid(), threading.Lock(), {}
+        channel = self._channel  # another thread may call _move() at any time
+        if channel is None or self._has_moved():
             with self._lock:
-                if self._channel is None or self._has_moved():
-                    self._channel = self._make_channel(timeout_s, waits=waits)
-        return self._channel
+                channel = self._channel
+                if channel is None or self._has_moved():
+                    channel = self._channel = self._make_channel(timeout_s, waits=waits)
+        return channel
 
     def _has_moved(self) -> bool:
         """Return whether the server's credentials or their files have changed. Usually takes one stat() per file."""

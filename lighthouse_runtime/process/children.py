@@ -79,7 +79,7 @@ def process_descriptor(pid: int, started: int) -> Generator[int | None, None, No
     """Yield a pidfd of a process within the context, or None if no process has this pid and start time."""
     try:
         descriptor = os.pidfd_open(pid) if pid > 0 else None
-    except (OSError, AttributeError):
+    except (OSError, OverflowError, AttributeError):
         descriptor = None
     try:
         yield descriptor if started_at(pid) == started else None

@@ -50,8 +50,8 @@ CHECKED_EVERY_S = 0.5
 class WatchedFile(Generic[T]):
     """Parsed content of one or more files, at most CHECKED_EVERY_S old.
 
-    If a new version of the files is invalid, the old content stays in use, and `error` says why. Otherwise `error` is
-    empty.
+    If a new version of the files cannot be read or is invalid, the old content stays in use, `error` says why, and each
+    check reads the files again. Otherwise `error` is empty.
     """
 
     def __init__(self, read: Callable[[], T], *paths: Path) -> None:
@@ -71,16 +71,17 @@ class WatchedFile(Generic[T]):
 
     def reload_if_changed(self) -> None:
         self._checked_at = time.monotonic()
-        if (stamp := file_stamp(*self._paths)) != self._stamp:
-            self._stamp = stamp
-            try:
-                self.current, self.error = self._read(), ""
-            except (InvalidRequest, OSError, ValueError) as e:
-                self.error = str(e)
+        stamp = file_stamp(*self._paths)
+        try:
+            if stamp != self._stamp:
+                self.current, self._stamp = self._read(), stamp
+            self.error = ""
+        except (InvalidRequest, OSError, ValueError) as e:
+            self.error = str(e)
 
 
 def file_stamp(*paths: Path) -> tuple[tuple[int, int], ...]:
-    """Return a value that changes whenever one of the files is modified or replaced."""
+    """Return a value that changes whenever one of the files is modified or replaced, or gets other permissions."""
     stamps: list[tuple[int, int]] = []
     for path in paths:
         try:
@@ -88,6 +89,7 @@ def file_stamp(*paths: Path) -> tuple[tuple[int, int], ...]:
         except OSError:
             stamps.append((0, 0))
         else:
-            # Modification time and inode: the latter detects a replacement within the clock's resolution.
-            stamps.append((found.st_mtime_ns, found.st_ino))
+            # The time of the last change to the file or its permissions. The inode detects a replacement within the
+            # clock's resolution.
+            stamps.append((found.st_ctime_ns, found.st_ino))
     return tuple(stamps)

@@ -7,6 +7,7 @@ import random
 import threading
 import time
 from collections.abc import Callable, Hashable
+from concurrent.futures import Future
 from typing import Any, Generic, TypeVar
 
 from lighthouse_protocol.refusals import DeadlinePassed
@@ -67,9 +68,24 @@ class SparseLog:
         self._log.warning(text + "%s", *values, more, extra=event(self._name))
 
 
-# Blocking reads with a deadline, on a daemon thread that does not delay the program's exit.
+# Blocking reads, on a daemon thread that does not delay the program's exit.
 
 T = TypeVar("T")
+
+
+def start_read(name: str, read: Callable[[], T]) -> Future[T]:
+    """Run `read` in a new thread, starting at once. Return a future, which cannot be cancelled, with the outcome."""
+    done = Future[T]()
+    done.set_running_or_notify_cancel()
+
+    def run() -> None:
+        try:
+            done.set_result(read())
+        except Exception as e:  # noqa: BLE001  raised to whoever reads the future
+            done.set_exception(e)
+
+    threading.Thread(target=run, name=f"read {name}", daemon=True).start()
+    return done
 
 
 class BackgroundRead(Generic[T]):

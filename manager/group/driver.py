@@ -220,7 +220,7 @@ class GroupProgressDriver:
         self._progress.add_pause(by_s, self._clock())
 
     def view(self, now: float) -> GroupView:
-        self._check_lag()
+        """Return the group's progress. The state machine calls this, so it must not feed the machine another event."""
         return replace(self._progress.view(self._incarnation(), now), group_world_size=self._size)
 
     def close(self) -> None:
@@ -533,8 +533,8 @@ class GroupDriver:
         else:
             self._feed(events.Received(message))
 
-    def end_session(self) -> None:
-        self._feed(events.SessionClosed())
+    def end_session(self, *, is_moving: bool = False) -> None:
+        self._feed(events.SessionClosed(is_moving))
 
     # -- shutdown
 
@@ -676,11 +676,15 @@ class GroupDriver:
                 case events.WorldChanged(world):
                     self._notices.update_world(world)
                 case events.EvidenceWanted(request):
-                    self._evidence.collect_evidence(request, lambda: self._progress.view(self._clock()))
+                    self._evidence.collect_evidence(request, self._view_progress)
                 case events.GroupLeft(reason):
                     log.info("left the job: %s", reason, extra=event("left"))
                     self._report(effect)
         self._timer.set(self.machine.deadline())
+
+    def _view_progress(self) -> GroupView:
+        self._lag.check()
+        return self._progress.view(self._clock())
 
     def _log_quorum(self, assignment: Assignment) -> None:
         """Log a quorum when its first rank receives it. `lighthouse check-history` reads this log line."""

@@ -133,7 +133,7 @@ class SessionOpened:
 
 @dataclass(frozen=True, slots=True)
 class SessionClosed:
-    pass
+    is_moving: bool = False  # the session continues on another connection, which is already open
 
 
 @dataclass(frozen=True, slots=True)

@@ -99,7 +99,7 @@ class LighthouseLink:
         self.error = "not connected yet"
         self._connect = connect
         self._connection: _Connection | None = None
-        self._abandoned: set[_Connection] = set()  # their sessions have ended or moved; closed at the next welcome
+        self._abandoned: set[_Connection] = set()  # their sessions have moved; closed at the next welcome
         self._closing: set[_Connection] = set()
         self._second: asyncio.Task[None] | None = None
         self._was_reachable: bool | None = None
@@ -118,14 +118,14 @@ class LighthouseLink:
         return self._was_reachable is True
 
     async def run(
-        self, opened: Callable[[], None], received: Callable[[ToManager], None], closed: Callable[[], None]
+        self, opened: Callable[[], None], received: Callable[[ToManager], None], closed: Callable[[bool], None]
     ) -> None:
         """Run sessions until cancelled, or until the group has left the job.
 
         Args:
             opened: Called at the start of each session.
             received: Called with each message, and with JoinRejected(0, error) if the lighthouse refuses the session.
-            closed: Called at the end of each session.
+            closed: Called at the end of each session. The argument is True if it moves to another connection.
 
         Raises:
             WrongProtocol: Only one address is configured, and the server there is not a lighthouse. Not raised once a
@@ -152,12 +152,14 @@ class LighthouseLink:
         try:
             while True:
                 connection = self._connection = _Connection(client or self._connect(), on_message)
+                client = None
                 opened()
                 try:
                     await asyncio.wait((connection.over, connection.successor), return_when=asyncio.FIRST_COMPLETED)
                     self.cancel_second()
-                    client = connection.successor.result() if connection.successor.done() else None
-                    if client is None:
+                    if connection.successor.done():
+                        client = connection.successor.result()
+                    else:
                         error = connection.over.result()
                         may_recover = self._has_answered or self._search.has_choice
                         if isinstance(error, WrongProtocol | NotServed) and not may_recover:
@@ -173,9 +175,10 @@ class LighthouseLink:
                         if error is not None and is_refused:
                             received(JoinRejected(0, error))
                 finally:
-                    self._abandoned.add(connection)
+                    if not connection.over.done():
+                        self._abandoned.add(connection)
                     self._connection = None
-                    closed()
+                    closed(client is not None)
                 if client is None:
                     if waits:
                         await backoff.wait()
@@ -233,7 +236,7 @@ class LighthouseLink:
                 return
 
     def _close_abandoned(self) -> None:
-        """Close the connections whose sessions have ended or moved."""
+        """Close the connections whose sessions have moved."""
         for connection in self._abandoned:
             connection.session.cancel()
         self._closing = {connection for connection in self._closing | self._abandoned if not connection.over.done()}

@@ -141,7 +141,7 @@ class GroupMachine:
 
         This applies if all ranks are Agents, because clients of the bare RPCs have no quorum secret.
         """
-        return bool(self._secrets) and self.watches.is_complete
+        return bool(self._secrets) and self.watches.are_agents
 
     def checkpoint_address(self, group_rank: int, step: int | None) -> str:
         return self.requests.checkpoint_address(group_rank, step)
@@ -180,13 +180,13 @@ class GroupMachine:
             case events.SessionOpened():
                 if not self._has_left:
                     self._send(self.session.open_session(self._participant(), self.group_report(), now))
-            case events.SessionClosed():
+            case events.SessionClosed(is_moving):
                 self.session.close_session()
                 self._awaited = ""
                 self._unopened = None  # the next session requests it again
                 if self._has_left:
                     self._session_end = self._session_end or "its session has ended"
-                if self.group.drains:
+                if self.group.drains and not is_moving:
                     self._leave_if_idle()
             case events.Received(message):
                 self._receive(message, now)
@@ -230,7 +230,7 @@ class GroupMachine:
             case QuorumRequest() | PendingVote() if not 0 <= event.group_rank < self.group.size:
                 self.group.refuse(event.call, unknown_rank_error(event.group_rank, self.group.size))
             case QuorumRequest():
-                self.watches.record_request(event.group_rank)
+                self.watches.record_request(event.group_rank, event.rank_incarnation)
                 self.watches.restart_timeout((event.group_rank,), now)
                 self._decide_step(self.votes.note_request(event), now)
                 self._answer_request(event, now)
@@ -240,7 +240,7 @@ class GroupMachine:
                 self._end_call(call, error)
             case events.WatchOpened(watch, group_rank, rank_incarnation):
                 if self.watches.open_watch(watch, group_rank, rank_incarnation):
-                    self._give_up_quorum(f"rank {group_rank} has restarted", now)
+                    self._handle_loss(group_rank, now, successor=rank_incarnation)
             case events.WatchEnded(watch):
                 rank = self.watches.end_watch(watch, now)
                 if rank is not None:
@@ -417,10 +417,15 @@ class GroupMachine:
             self._end_mates(loss.group_rank, loss.mates, reason)
             self._add(events.RankGivenUp(loss.group_rank, reason, loss.lost_at, loss.has_left, loss.is_restarted))
 
-    def _handle_loss(self, group_rank: int, now: float) -> None:
-        """Refuse a lost rank's request, discard the step unless the rank has voted on it, and end the quorum."""
-        reason = self.watches.loss_of(group_rank).reason
-        self._refuse(group_rank, WrongState(reason))
+    def _handle_loss(self, group_rank: int, now: float, successor: str = "") -> None:
+        """Refuse a lost process's request, discard the step unless the rank has voted on it, and end the quorum.
+
+        `successor` is the incarnation of a process that has taken its place. That process's own request stays.
+        """
+        waiting = self.group.ranks[group_rank].pending
+        reason = f"rank {group_rank} has restarted" if successor else self.watches.loss_of(group_rank).reason
+        if not successor or (waiting is not None and waiting.request.rank_incarnation != successor):
+            self._refuse(group_rank, WrongState(reason))
         self._decide_step(self.votes.note_loss(group_rank), now, reason)
         self._give_up_quorum(reason, now)
 

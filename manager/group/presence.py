@@ -7,7 +7,8 @@ A *watch* is the stream that an Agent's process keeps open to its manager.
 2. A rank that does not return within RETURNS_WITHIN_S of its loss is given up, because the other ranks would wait for
    it forever.
 3. A rank without a watch counts as present from its first request on. If a rank timeout is set, such a rank is lost
-   after that time without a call in progress.
+   after that time without a call in progress. A process whose watch has closed returns only with another watch, because
+   its last request may arrive after it has exited.
 4. A process that is about to exit normally waits until the group's other ranks, its `mates`, no longer need its data.
 """
 
@@ -42,6 +43,11 @@ class RankPresence:
     def is_complete(self) -> bool:
         """Return whether every rank has an open watch."""
         return all(rank.watch is not None for rank in self._group.ranks)
+
+    @property
+    def are_agents(self) -> bool:
+        """Return whether every rank has or had a watch."""
+        return all(rank.process is not None for rank in self._group.ranks)
 
     @property
     def has_ranks(self) -> bool:
@@ -93,13 +99,13 @@ class RankPresence:
         watch = self._group.ranks[group_rank].watch if 0 <= group_rank < self._group.size else None
         return watch is not None and watch.rank_incarnation == rank_incarnation
 
-    def record_request(self, group_rank: int) -> None:
+    def record_request(self, group_rank: int, rank_incarnation: str = "") -> None:
         """Record that a rank has requested a quorum, which makes it present even if it has no watch."""
         if 0 <= group_rank < self._group.size:
             rank = self._group.ranks[group_rank]
-            rank.has_asked = True
             self.remove_mate(group_rank)
-            rank.loss = None
+            if rank.loss is None or not rank_incarnation or rank_incarnation != rank.process:
+                rank.has_asked, rank.loss = True, None
 
     def open_watch(self, number: int, group_rank: int, rank_incarnation: str) -> bool:
         """Add a watch. Return True if it replaces the open watch of another process, which then counts as lost."""

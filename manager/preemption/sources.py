@@ -13,6 +13,7 @@ import os
 import signal
 import socket
 from collections.abc import Callable, Collection, Mapping
+from concurrent.futures import Future
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import NamedTuple, Protocol
@@ -23,6 +24,7 @@ from lighthouse_protocol.limits import MAX_SECONDS
 from lighthouse_protocol.messages.preemption import PreemptionNotice
 from lighthouse_protocol.refusals import InvalidRequest
 from lighthouse_runtime.log_event import event
+from lighthouse_runtime.timing.pacing import start_read
 
 log = logging.getLogger(__name__)
 
@@ -210,9 +212,16 @@ class File:
 
     def __init__(self, path: Path) -> None:
         self._path = path
+        self._reading: Future[PreemptionNotice | None] | None = None
 
     async def poll(self, http: aiohttp.ClientSession) -> PreemptionNotice | None:
-        return await asyncio.to_thread(self._read)
+        # A network file system may not answer. The next poll then waits for the same read.
+        reading = self._reading = self._reading or start_read("preemption", self._read)
+        try:
+            return await asyncio.wrap_future(reading)
+        finally:
+            if reading.done():
+                self._reading = None
 
     def _read(self) -> PreemptionNotice | None:
         try:

@@ -1,6 +1,7 @@
 """Decides how a replica group reacts to preemption notices for its hosts, and carries out the decision."""
 
 import logging
+import math
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -31,10 +32,11 @@ class PreemptionWatch:
         self._notices: dict[tuple[int, str], PreemptionNotice] = {}
         self._others: int | None = None
         self._asked_at = 0.0
+        self._is_waiting = False  # for the lighthouse's answer
         self._has_agents = False  # at the time of the notice
         self._plan = Plan(Action.STAY, "")
         self._save_until = 0.0
-        self._timer = DeadlineTimer(self._decide, timers)
+        self._timer = DeadlineTimer(self._stop_waiting, timers)
 
     @property
     def save_left_s(self) -> float:
@@ -90,14 +92,18 @@ class PreemptionWatch:
             log.warning("%s ends %s: %s (%s)", notice.host or "this host",
                         "at an unknown time" if left_s is None else f"in {left_s:.0f} s", notice.reason, notice.source,
                         extra=event("preemption", source=notice.source, left_s=left_s))  # fmt: skip
-        self.notice, self._others, self._asked_at = notice, None, self._wall()
+        self.notice, self._others, self._asked_at, self._is_waiting = notice, None, self._wall(), True
         self._has_agents = self._group.has_ranks
         self._group.report_preemption(notice)
         self._decide()
 
+    def _stop_waiting(self) -> None:
+        self._is_waiting = False  # even if the wall clock, which may be set back, shows less time
+        self._decide()
+
     def _decide(self) -> None:
         now = self._wall()
-        planned = plan(self.notice, self._others, now, self._asked_at)
+        planned = plan(self.notice, self._others, now, self._asked_at if self._is_waiting else -math.inf)
         has_changed, self._plan = planned.action is not self._plan.action, planned
         self._save_until = now + planned.save_s
         self._group.set_preemption(self.notice, should_save=planned.action is Action.SAVE)

@@ -77,7 +77,7 @@ class FaultInjector:
 
     def between(
         self, driver: GroupDriver
-    ) -> tuple[Callable[[], None], Callable[[ToManager], None], Callable[[], None]]:
+    ) -> tuple[Callable[[], None], Callable[[ToManager], None], Callable[[bool], None]]:
         """Return callbacks for LighthouseLink.run that carry out fault orders, and pass other events to `driver`."""
 
         def opened() -> None:
@@ -93,10 +93,10 @@ class FaultInjector:
                 case _:
                     self._pass(driver.handle_message, message)
 
-        def closed() -> None:
+        def closed(is_moving: bool) -> None:
             for number in [number for number, fault in self._faults.items() if fault.kind is not FaultKind.CUT]:
                 self._end_fault(number)
-            driver.end_session()
+            driver.end_session(is_moving=is_moving)
 
         return opened, received, closed
 

@@ -202,12 +202,12 @@ class ManagerService:
         is_local = call.is_local and hello.host == host_id()
         driver = self._driver
         number = driver.open_watch(hello, StreamPeer(sender, TO_RANKS), is_local=is_local)
-        with ended_process(hello.pid if is_local else 0, hello.started, lambda: driver.end_watch(number)):
-            try:
+        try:
+            with ended_process(hello.pid if is_local else 0, hello.started, lambda: driver.end_watch(number)):
                 async for message in requests:
                     driver.receive(number, message)
-            finally:
-                driver.end_watch(number)
+        finally:
+            driver.end_watch(number)
 
     def _kill(self, msg: str, call: Call) -> None:
         reason = cut_reason(msg) or "no reason given"

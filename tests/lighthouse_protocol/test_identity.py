@@ -88,6 +88,7 @@ class TestAddresses:
             *("", ":80", "h:", "h:x", "h:-1", "h:65536", "h:0065536", "h:99999999999999999999", "h:²", "h:1:2"),
             *("[::1]:", "[]:1", "[::1", "[::1]80", "[::1]]:80", "a b:1", "-h:1", "h/path:1", "h:1/path", "user@h:1"),
             *("http://", "http://http://h:1", "x" * (MAX_ADDRESS_CHARS + 1)),
+            *("a..b:1", "a.:1.", "x" * 64, f"a.{'x' * 64}.b"),  # the resolver would raise a UnicodeError
         ],
     )
     def test_malformed_names_its_field(self, text: str):

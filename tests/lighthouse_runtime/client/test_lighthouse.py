@@ -2,13 +2,17 @@
 
 import asyncio
 import contextlib
+import threading
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
+from unittest import mock
 
+import grpc
 import pytest
 
 from examples.ports import free_port
+from lighthouse_protocol.identity import Address
 from lighthouse_protocol.limits import LIGHTHOUSE_PORT, MAX_REQUEST_BYTES
 from lighthouse_protocol.messages.membership import Participant, Quorum
 from lighthouse_protocol.refusals import (
@@ -123,6 +127,43 @@ def test_nobody_there_is_unreachable(connect: Any, kind: type[Any]) -> None:
         with pytest.raises(Unreachable, match=r"127\.0\.0\.1:1 is unreachable"):
             ask("status", timeout_s=30)
         assert time.monotonic() - began_at < 15
+
+
+def test_of_two_lighthouses_that_are_away_each_has_one_connection() -> None:
+    """However often they are tried in turn: each connection takes memory and, with an idle follower, a descriptor."""
+    with (
+        mock.patch.object(grpc, "insecure_channel", side_effect=grpc.insecure_channel) as opened,
+        LighthouseClient(f"{NOWHERE},{LOCALHOST}:2") as client,
+    ):
+        tried: list[str] = []
+        for _ in range(3):
+            for ask in (lambda: client.status(timeout_s=0.1), lambda: next(client.rank())):
+                tried.append(client.address)
+                with pytest.raises(Unreachable):
+                    ask()
+        assert set(tried) == {NOWHERE, f"{LOCALHOST}:2"}
+        assert opened.call_count == 2
+
+
+def test_a_call_goes_out_though_another_thread_moves_to_the_next_lighthouse_meanwhile() -> None:
+    with LighthouseClient(f"{NOWHERE},{LOCALHOST}:2") as client:
+        lock, moves = threading.Lock(), [Address(LOCALHOST, 2)]
+
+        class ThenMoves:
+            """As if the other thread waited for the lock."""
+
+            def __enter__(self) -> None:
+                lock.acquire()
+
+            def __exit__(self, *_: object) -> None:
+                lock.release()
+                if moves:
+                    client._move(moves.pop())
+
+        client._lock = ThenMoves()  # pyright: ignore[reportAttributeAccessIssue]
+        with pytest.raises(Unreachable):
+            client.status(timeout_s=0.1)
+        assert not moves
 
 
 @pytest.mark.parametrize(("connect", "kind"), LIGHTHOUSES)

@@ -6,9 +6,10 @@ import pytest
 
 from lighthouse.cli import check_history
 from lighthouse_protocol.messages import session
-from lighthouse_protocol.messages.membership import Decision, Participant, World
+from lighthouse_protocol.messages.membership import Decision, Participant, Quorum, World
 from lighthouse_protocol.messages.progress import ProgressSample
-from lighthouse_protocol.refusals import DeadlinePassed, InvalidRequest, Unreachable
+from lighthouse_protocol.refusals import DeadlinePassed, InvalidRequest, NotPermitted, Unreachable
+from lighthouse_protocol.rules.access import ADDRESS_WORD, prove
 from lighthouse_runtime.timing.timers import LoopLag
 from manager.group import driver, events
 from manager.group.driver import GroupDriver
@@ -24,6 +25,17 @@ class Lag(LoopLag):
         by_s, self.late_s = self.late_s, 0.0
         for listener in self._listeners if by_s else ():
             listener(by_s)
+
+
+class PausedLoop(VirtualLoop):
+    """Stands still for five seconds before reading number `pause_at` of its clock, counted from 0."""
+
+    pause_at = -1
+
+    def time(self) -> float:
+        self.now += 5.0 if self.pause_at == 0 else 0.0
+        self.pause_at -= 1
+        return self.now
 
 
 class Group:
@@ -77,6 +89,21 @@ class TestCalls:
             assignment, quorum = outcome.value
             assert (assignment.quorum_id, assignment.world, quorum) == (1, World(2, 2, group_world_size=2), formed(1))
         assert group.driver.machine.waiting == ()
+
+    @pytest.mark.parametrize("reading", range(6))
+    def test_a_pause_at_any_moment_of_a_request_loses_neither_the_join_nor_the_pause(self, reading: int):
+        loop, link, rank = PausedLoop(), Link(), Outcome()
+        lag = LoopLag(loop)
+        lag.watch()
+        manager = GroupDriver(Participant("a"), "L", loop, link, NoEvidence(), lambda _: None, lag=lag)
+        manager.begin_session()
+        loop.pause_at = reading
+        manager.ask(rank, 1000.0, group_rank=0, step=0, rank_incarnation="w0", tag_quorum_id=0)
+        loop.pause_at = -1
+        [join] = [message for message in link.sent if isinstance(message, session.JoinRequest)]
+        manager.handle_message(session.JoinAccepted(join.number, Quorum(1, (join.participant,)), False))
+        assert rank.value[0].quorum_id == 1
+        assert lag.late_s == (0 if loop.now == 1000 else pytest.approx(4.75))
 
     def test_quorums_and_decisions_are_logged_as_check_history_reads_them(self, group: Group, caplog: Any):
         caplog.set_level("DEBUG", "manager.group")
@@ -237,6 +264,18 @@ class TestWatches:
         group.driver.receive(number, session.Leaving())
         assert not group.driver._progress.view(0).ranks
         assert (group.driver.machine.waiting, group.driver.machine.watches.losses) == (before, [])
+
+    def test_only_peers_learn_addresses_also_while_a_rank_is_lost(self, group: Group):
+        group.open_session()
+        watches = [group.watch(rank)[0] for rank in range(2)]
+        for rank in range(2):
+            group.ask(rank, checkpoint_address=f"c{rank}")
+        group.hear(session.JoinAccepted(1, formed(1), True, "the quorum's secret"))
+        group.driver.end_watch(watches[1])
+        for rank in range(2):
+            with pytest.raises(NotPermitted, match="has not proved that it is a member"):
+                group.driver.check_peer(rank, 1, "")
+            group.driver.check_peer(rank, 1, prove("the quorum's secret", ADDRESS_WORD, 1, rank))
 
     def test_a_kill_reaches_the_ranks(self, group: Group):
         _, heard = group.watch(0)

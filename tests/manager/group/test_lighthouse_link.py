@@ -1,7 +1,9 @@
 """What the manager's link says of the end of a session: one that the group has asked for is no loss."""
 
 import asyncio
+import gc
 import logging
+import weakref
 from collections.abc import AsyncIterator
 
 import pytest
@@ -11,6 +13,7 @@ from lighthouse_protocol.identity import Address
 from lighthouse_protocol.messages.membership import Participant
 from lighthouse_protocol.messages.session import Goodbye, Hello, Leave, ToManager, Welcome
 from lighthouse_runtime.client.clients import AsyncLighthouseClient
+from lighthouse_runtime.timing import pacing
 from manager.group import link
 from manager.group.link import LighthouseLink, UnreachableLog
 from tests.lighthouse_runtime.stream_server import StreamServer, running
@@ -35,6 +38,7 @@ class Group:
             lambda: AsyncLighthouseClient(address), LeaderSearch((Address(LOCALHOST, server.port),))
         )
         self.sessions = 0
+        self.moves: list[bool] = []
         self._server = server
         self._says = says
 
@@ -49,7 +53,7 @@ class Group:
             self._server.senders[-1].end()
 
     async def run(self) -> None:
-        await self.link.run(self.opened, self.received, lambda: None)
+        await self.link.run(self.opened, self.received, self.moves.append)
 
 
 def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
@@ -76,6 +80,44 @@ async def test_who_is_let_go_and_has_not_asked_for_it_says_so_and_comes_back(
     running.cancel()
     await asyncio.wait((running,))
     assert warnings(caplog) == [f"lighthouse unreachable: {group.link.address} closed the session"]
+
+
+async def test_a_session_that_moves_is_told_from_one_that_ends(server: StreamServer):
+    group = Group(server, None)
+    running = asyncio.create_task(
+        group.link.run(group.opened, lambda _: group.link.connect_second("test"), group.moves.append)
+    )
+    async with asyncio.timeout(PATIENCE_S):
+        while group.sessions < 2:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+    assert group.moves[0]
+    running.cancel()
+    await asyncio.wait((running,))
+    assert not group.moves[-1]
+
+
+async def test_what_could_not_connect_is_not_kept(monkeypatch: pytest.MonkeyPatch):
+    """A lighthouse may be away for days."""
+    monkeypatch.setattr(pacing, "MAX_BACKOFF_S", 0.001)
+    nowhere, enough = Address(LOCALHOST, 1), asyncio.Event()
+    clients: list[weakref.ref[AsyncLighthouseClient]] = []
+
+    def connect() -> AsyncLighthouseClient:
+        client = AsyncLighthouseClient(str(nowhere))
+        clients.append(weakref.ref(client))
+        if len(clients) == 20:
+            enough.set()
+        return client
+
+    running = asyncio.create_task(
+        LighthouseLink(connect, LeaderSearch((nowhere,))).run(lambda: None, lambda _: None, lambda _: None)
+    )
+    await asyncio.wait_for(enough.wait(), PATIENCE_S)
+    gc.collect()
+    kept = sum(client() is not None for client in clients)
+    running.cancel()
+    await asyncio.wait((running,))
+    assert kept <= 3, "the newest ones"
 
 
 def test_an_absence_is_said_at_once_and_then_less_and_less_often() -> None:

@@ -4,6 +4,7 @@ import logging
 import os
 import signal
 import socket
+import threading
 import time
 from collections.abc import AsyncGenerator, Callable, Mapping
 from pathlib import Path
@@ -212,6 +213,27 @@ async def test_where_no_service_answers_it_says_so_once(caplog: pytest.LogCaptur
         await reached(lambda: len(polls) > 3)
     task.cancel()
     assert [record.levelno for record in caplog.records] == [logging.INFO]
+
+
+async def test_a_file_that_cannot_be_read_takes_one_thread_that_delays_no_exit(
+    tmp_path: Path, http: aiohttp.ClientSession
+) -> None:
+    """As on a network file system that does not answer: here a pipe that nobody writes to."""
+    path, before = tmp_path / "notice", set(threading.enumerate())
+    os.mkfifo(path)
+    source = File(path)
+    for _ in range(3):
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.01):
+                await source.poll(http)
+    [reading] = set(threading.enumerate()) - before
+    assert reading.daemon
+    polled = asyncio.create_task(source.poll(http))
+    with path.open("w") as writer:
+        writer.write("the rack")
+    assert (await polled).reason == "the rack"
+    path.unlink()
+    assert await source.poll(http) is None
 
 
 async def test_a_file_tells_the_time_left_since_it_was_written(tmp_path: Path, http: aiohttp.ClientSession) -> None:

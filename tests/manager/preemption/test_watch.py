@@ -77,6 +77,15 @@ def test_without_an_answer_it_counts_as_the_last():
     assert stage.group.taken() == ["ranks x save", "drain preemption: x revocable"]
 
 
+@pytest.mark.parametrize("back_s", [0.0005, 3600.0])
+def test_it_waits_no_longer_where_the_clock_is_set_back_or_the_timer_is_early(back_s: float):
+    stage = Stage()
+    stage.watch = PreemptionWatch(stage.group, stage.loop, lambda: stage.loop.now - back_s * (stage.loop.now > 1000))
+    stage.watch.set_notice(0, "aws", stage.notice("x"))
+    stage.loop.go(ANSWER_WITHIN_S)
+    assert stage.group.taken()[-2:] == ["ranks x save", "drain preemption: x revocable"]
+
+
 def test_when_the_other_group_leaves_too_the_last_one_saves():
     stage = Stage()
     stage.watch.set_notice(0, "aws", stage.notice("x"))

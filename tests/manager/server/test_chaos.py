@@ -49,8 +49,8 @@ class Driver:
     def begin_session(self) -> None:
         self.told.append("opened")
 
-    def end_session(self) -> None:
-        self.told.append("closed")
+    def end_session(self, *, is_moving: bool) -> None:
+        self.told.append("moves" if is_moving else "closed")
 
     def handle_message(self, message: Any) -> None:
         self.told.append(message)
@@ -144,7 +144,7 @@ class TestStop:
         assert stage.ranks.signalled == [STOPPED, CONTINUED]
 
     def test_it_ends_with_the_session(self, stage: Stage) -> None:
-        stage.closed()
+        stage.closed(False)
         assert stage.ranks.signalled == [STOPPED, CONTINUED]
 
     def test_it_ends_with_the_manager(self, stage: Stage) -> None:
@@ -187,7 +187,7 @@ class TestCut:
     def test_it_outlives_the_sessions_that_it_ends(self) -> None:
         stage = Stage()
         assert stage.order(CUT, seconds=5.0) is None
-        stage.closed()
+        stage.closed(False)
         stage.opened()
         stage.faults.send(Leave("x"))
         assert stage.link.sent == []
@@ -222,7 +222,7 @@ class TestSlow:
         stage = Stage()
         assert stage.order(SLOW, seconds=5.0, delay_s=0.5) is None
         stage.faults.send(Leave("x"))
-        stage.closed()
+        stage.closed(False)
         stage.opened()
         stage.loop.go(1.0)
         assert stage.link.sent == []

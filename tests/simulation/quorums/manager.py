@@ -377,7 +377,7 @@ class ManagerLink:
         self._manager.world.counts["sessions moved"] += 1
         self._left_behind.append(self.end)
         self.end = None
-        self._manager.driver.end_session()
+        self._manager.driver.end_session(is_moving=True)
         return self._connected(end)
 
 
