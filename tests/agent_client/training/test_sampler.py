@@ -64,6 +64,18 @@ def sampler(length: int, batch_size: int, seed: int = 0, agent: Place | None = N
     return StepSampler(length, batch_size, agent or Place(), seed)  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize("seed", [torch.Generator().initial_seed(), 2**63 - 1, 2**64 - 1, -(2**63), -1, 0])
+def test_any_seed_of_torch_gives_an_order_of_its_own(seed: int) -> None:
+    orders = [StepSampler(50, 50, Place(), seed + more).batch(0).tolist() for more in (0, 1)]
+    assert all(sorted(order) == list(range(50)) for order in orders)
+    assert orders[0] != orders[1]
+
+
+def test_the_order_of_a_negative_seed_is_that_of_torch() -> None:
+    generator = torch.Generator().manual_seed(-3 * 1_000_003)
+    assert StepSampler(50, 50, Place(), -3).batch(0).equal(torch.randperm(50, generator=generator))
+
+
 @given(lengths, batch_sizes, seeds, st.lists(numbers, min_size=1, max_size=8))
 def test_a_batch_is_a_function_of_its_number_and_the_seed(
     length: int, batch_size: int, seed: int, asked: list[int]
