@@ -587,8 +587,8 @@ class Agent:
     def check_equal(self, what: str, value: object, *, within_s: float = 600.0) -> None:
         """Check that a value is the same on all ranks.
 
-        All ranks must call this before their first step or between two steps. In a group that joins while other groups
-        are training, the value is compared only among the ranks in that group.
+        All ranks must call this before their first step or between two steps. Before a first step that is not step 0,
+        because the group joins other groups or resumes, the value is compared only among the ranks in that group.
 
         Args:
             what: Name of the value in the error message.
