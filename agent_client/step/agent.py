@@ -147,6 +147,9 @@ class Agent:
         address, place = rendezvous(env, config)
         try:
             agent = cls(address, state=state, config=config, place=place)
+        except BaseException:
+            place.close()
+            raise
         finally:
             if place.presence is not None:
                 place.presence.close()
@@ -160,8 +163,10 @@ class Agent:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, e: BaseException | None, at: TracebackType | None) -> None:
-        self.internals.exit_report.send(e)
-        self.close()
+        try:
+            self.internals.exit_report.send(e)
+        finally:
+            self.close()
 
     def close(self) -> None:
         """Leave the job. Close all connections, and stop the manager if this rank started it.

@@ -179,10 +179,7 @@ class Internals:
         self.thread.close(5.0)
         self.peers.close()
         self.healing.close()
-        if self.place.group is not None:
-            self.place.group.abort()
-        if self.place.manager_process is not None:
-            self.place.manager_process.stop()
+        self.place.close()
         close_attached(self._agent)
 
     # -- settings that modules and optimizers change once

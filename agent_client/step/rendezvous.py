@@ -48,6 +48,13 @@ class GroupPlace:
         if (self.group_world_size > 1) != (self.group is not None):
             raise ConfigurationError("group: a group of several ranks, and only such a one, needs its process group")
 
+    def close(self) -> None:
+        """Disconnect from the other ranks, and stop the manager if this rank has started it."""
+        if self.group is not None:
+            self.group.abort()
+        if self.manager_process is not None:
+            self.manager_process.stop()
+
 
 ALONE = GroupPlace()
 
