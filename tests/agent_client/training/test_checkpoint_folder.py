@@ -430,6 +430,10 @@ class GroupRank:
     def state_dict(self) -> dict[str, int]:
         return {"step": self.step, "tag_quorum_id": self.quorum_id, "batches_committed": self.step}
 
+    @property
+    def current_step(self) -> int:
+        return self.step
+
     def load_state_dict(self, state: dict[str, int]) -> None:
         self.step, self.quorum_id = state["step"], state["tag_quorum_id"]
 
@@ -527,6 +531,23 @@ class TestGroup:
             group.save(step)
         assert [int(name[5:17]) for name in names(folders[0])] == [10, 50, 55]
         assert Group(folders).holds(10)
+
+    def test_a_first_save_while_some_of_the_ranks_catch_up(self, tmp_path: Path) -> None:
+        """All ranks look at the folder together, in the first save of a script that has not resumed."""
+        place = Place(2)
+        place.barrier = threading.Barrier(2, timeout=2)
+        ranks: list[Any] = [GroupRank(rank, 2, place) for rank in range(2)]
+        ranks[0].catches_up = True
+        group = [CheckpointFolder(tmp_path, rank) for rank in ranks]
+        for step in (5, 10):
+            for rank in ranks:
+                rank.step = step
+            with ThreadPoolExecutor(2) as pool:
+                saved = list(pool.map(CheckpointFolder.save, group))
+            assert [path is not None for path in saved] == [step == 10, True]
+            ranks[0].catches_up = False
+        assert all(each.wait(60) for each in group)
+        assert [int(name[5:17]) for name in names(tmp_path) if not name.startswith(".")] == [10]
 
     def test_a_killed_first_save_is_no_reason_to_stop(self, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
         folders = folders_of(tmp_path, 2, is_shared=False)
