@@ -195,7 +195,7 @@ class Agent:
 
     @property
     def batches_committed(self) -> int:
-        """Number of batches in all committed steps, summed over the replica groups."""
+        """Number of batches in all committed steps, summed over the replica groups. Skipped batches are included."""
         return self._machine.batches_committed
 
     @property
@@ -472,7 +472,8 @@ class Agent:
 
         The step then uses the mean of the other groups' gradients. In a group with several ranks, the group still
         counts, and the skipped batch enters the group's mean as zeros. If some gradients were reduced already, or if
-        several modules use the Agent, the step is discarded instead.
+        several modules use the Agent, the step is discarded instead. A StepSampler does not return the batch again in
+        this epoch, unless the step is discarded.
 
         Args:
             reason: Reason to log. The log also contains the sample indices if the batch comes from a StepSampler.

@@ -181,6 +181,14 @@ class StepMachine:
     def divisor(self) -> int:
         return self.share.divisor - self.skipped_weight
 
+    @property
+    def batches(self) -> int:
+        """Number of batches drawn for the step, summed over all groups, including skipped ones.
+
+        Without these, the next step would begin with the last batches of this one, whichever batches were skipped.
+        """
+        return self.share.divisor
+
     def record_reduction(self) -> None:
         self.has_reduced = True
 
@@ -260,7 +268,7 @@ class StepMachine:
         if commit and assignment is not None:
             self.step += 1
             self.tag_quorum_id = assignment.quorum_id
-            self.batches_committed += self.divisor
+            self.batches_committed += self.batches
             self.commits += 1
             self.discards = self.faults = 0
         elif assignment is not None:

@@ -196,6 +196,29 @@ def test_each_sample_is_used_once_an_epoch_over_200_kills_and_joins(
             assert int(uses.sum()) == held.batches_committed * ranks * accumulate * batch_size
 
 
+@pytest.mark.parametrize("groups", [1, 2, 3])
+def test_a_skipped_batch_is_not_drawn_again_and_neither_is_another_in_its_place(groups: int) -> None:
+    """Whichever group skips it: a group alone would get the same bad batch for ever."""
+    ranks = [Rank(f"g{place}", 0, 1, WorldSize()) for place in range(groups)]
+    samplers = [iter(StepSampler(1000, 4, rank).microbatches()) for rank in ranks]
+    drawn: list[torch.Tensor] = []
+    for number in range(3 * (groups + 1)):
+        skips = number % (groups + 1)  # the place that skips, or none
+        for place, rank in enumerate(ranks):
+            rank.machine.ask()
+            rank.machine.accept_assignment(assignment(place, groups, contributors=groups, place=place))
+            drawn += next(samplers[place])
+        for place, rank in enumerate(ranks):
+            rank.machine.record_compute()
+            rank.machine.skips_batch = place == skips
+            rank.machine.skipped_weight = int(skips < groups)
+            rank.machine.record_reduction()
+            rank.machine.vote()
+            rank.machine.record_decision(commit=True)
+    samples = torch.cat(drawn)
+    assert len(samples.unique()) == len(samples)
+
+
 def test_each_epoch_and_each_seed_has_an_order_of_its_own() -> None:
     first, second = sampler(50, 50, seed=1).batch(0).tolist(), sampler(50, 50, seed=1).batch(1).tolist()
     assert first != second
