@@ -105,7 +105,7 @@ class CheckpointFolder:
         self._given_up: set[Tag] = set()
         """Checkpoints of later steps than that at which the group has resumed. Training will replace them."""
         self._foreign: set[Tag] = set()
-        """Checkpoints that existed when the script first saved without having resumed. They are never removed."""
+        """Checkpoints that existed at a first save without a resume, or when that failed. They are never removed."""
         self._own: list[Path] = []
         self._warned: set[str] = set()
         self._folder.mkdir(parents=True, exist_ok=True)
@@ -198,6 +198,7 @@ class CheckpointFolder:
         """
         self._prepare()
         held, reasons = self._held(), list[str]()
+        self._foreign = set(held)  # a script may go on without a state after an error
         usable = self._usable(held, reasons)
         while True:
             rows = torch.zeros(self._ranks, MOST_TAGS, 2, dtype=torch.int64)
@@ -208,6 +209,7 @@ class CheckpointFolder:
             tag = newest_common(of_ranks)
             if self._agent.internals.restore_kept(above=tag):
                 self._given_up = {other for other in held if other.step > self._agent.current_step}
+                self._foreign.clear()
                 return True
             if tag is None:
                 break
@@ -215,10 +217,12 @@ class CheckpointFolder:
             if self._sum([int(state is None)]) == [0]:
                 self._given_up = {other for other in held if other > tag}
                 self._restore(held[tag], state, usable[tag])
+                self._foreign.clear()
                 return True
             del usable[tag]
         self._refuse(held, of_ranks, reasons)
         self._given_up = set(held)
+        self._foreign.clear()
         return False
 
     # -- called by all ranks together, before the first step or at the first save

@@ -143,6 +143,27 @@ class TestOneRank:
         assert steps == ["step-000000000002", "step-000000000003", "step-000000000050"]
         assert "holds checkpoints up to step 50 that this run has not resumed" in caplog.text
 
+    @pytest.mark.parametrize("is_damaged", [False, True])
+    def test_a_run_that_goes_on_after_it_could_not_resume_leaves_them_too(
+        self, agent: Agent, tmp_path: Path, *, is_damaged: bool
+    ) -> None:
+        """They may be of another model, or can be repaired."""
+        path = save(CheckpointFolder(tmp_path, at(agent, 50, 5)))
+        if is_damaged:
+            damage(path)
+        with make_agent(2, features=3 if is_damaged else 4) as other:
+            checkpoints = CheckpointFolder(tmp_path, other)
+            with pytest.raises(AgentError if is_damaged else StateMismatch):
+                checkpoints.resume()
+            for step in (1, 2, 3, 60, 70):
+                at(other, step, 9)
+                save(checkpoints)
+        assert [name[:17] for name in names(tmp_path)] == [
+            "step-000000000050",
+            "step-000000000060",
+            "step-000000000070",
+        ]
+
     def test_a_damaged_one_is_passed_over_by_name(
         self, agent: Agent, tmp_path: Path, caplog: pytest.LogCaptureFixture
     ) -> None:
