@@ -444,6 +444,7 @@ class Agent:
         internals, runner = self.internals, self._runner
         internals.begin_step(has_computed=True)
         self._machine.record_compute()
+        self._machine.reductions += 1
         entry = internals.progress.numbers.over()
         following = followed_by if len(internals.parts) < 2 else ()  # the buckets of two modules may interleave
         return self._thread.submit(

@@ -158,6 +158,13 @@ class Salvage:
     _buckets: list[_Kept] = field(default_factory=list[_Kept])
     _used: tuple[Tensor, str] | None = None
     _is_logged: bool = False
+    _kept_in: int = -1
+
+    def count_kept(self) -> int:
+        """Return how many reductions of the current step `reduce_again` repeats. The last step's do not count."""
+        if self._kept_in != self.agent.internals.progress.begun:
+            return 0
+        return len(self._buckets) + (self._used is not None)
 
     @property
     def held_bytes(self) -> int:
@@ -166,6 +173,7 @@ class Salvage:
     def keep_bucket(self, bucket: GradBucket, name: str, rest: Sequence[Part]) -> None:
         if bucket.index() == 0:
             self._buckets, self._used = [], None
+            self._kept_in = self.agent.internals.progress.begun
         self._buckets.append(_Kept(bucket.parameters(), bucket.buffer().clone(), name, rest))
         if bucket.is_last() and not self._is_logged:
             self._is_logged = True
@@ -227,7 +235,8 @@ class DistributedDataParallel(parallel.DistributedDataParallel):
             agent: The Agent of this rank.
             salvage: What to do if a peer is lost in a step. If True, the gradients that the other groups have computed
                 are reduced again without the peer, and the step is committed. This takes memory for a second set of
-                gradients. If False, the step is discarded and the script repeats it.
+                gradients. If False, or if the step has reduced anything else, the step is discarded and the script
+                repeats it.
             **options: Options of torch's class, except `process_group`, `static_graph` and
                 `skip_all_reduce_unused_params`. With `broadcast_buffers` (default True), all groups copy the buffers of
                 the first group at each commit.
@@ -258,7 +267,7 @@ class DistributedDataParallel(parallel.DistributedDataParallel):
         self.salvage = Salvage(held, group.parameters) if salvage else None
         if self.salvage is not None:
             group.salvage = self.salvage
-            agent.internals.salvage_by(self.salvage.reduce_again)
+            agent.internals.salvage_by(self.salvage.reduce_again, self.salvage.count_kept)
         self._agent = agent
         self._reduction = _Reduction(held, self.salvage, name)
         if not any(are_sparse):

@@ -59,6 +59,8 @@ class StepMachine:
     has_erred: bool = False
     has_reduced: bool = False
     """True if an all-reduce over all participants has completed in this step."""
+    reductions: int = 0
+    """Number of reductions that the script has requested in this step."""
     has_computed: bool = False
     """True if a forward pass or a reduction has begun in this step."""
     skips_batch: bool = False
@@ -124,6 +126,7 @@ class StepMachine:
         self.is_blamed = False
         self.has_erred = False
         self.has_reduced = False
+        self.reductions = 0
         self.has_computed = False
         self.is_in_backward = False
         self.skips_batch = False

@@ -232,7 +232,7 @@ def test_nothing_of_a_step_is_left_when_the_next_one_asks() -> None:
     machine.fail_step("b is lost", is_blamed=True)
     machine.abandon_backward()
     machine.is_in_backward = machine.skips_batch = True
-    machine.skipped_weight = 1
+    machine.skipped_weight = machine.reductions = 1
     ended(machine, commit=False)
     machine.ask()
     fresh = machine_in(Phase.ASKED)
