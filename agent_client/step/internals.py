@@ -147,7 +147,7 @@ class Internals:
         self._drawn: tuple[int, set[int]] = (-1, set())
         self._is_checked = self._is_sendable = self._has_looked_at_samplers = False
         self._state_digests, self._gradient_digests = Digests(), Digests()
-        self._reduce_again: Callable[[], None] | None = None
+        self._reduce_again: Callable[[], None] = lambda: None
         self._count_kept: Callable[[], int] = lambda: 0
         self._torch_groups = itertools.count()
         close_at_end(agent)
@@ -219,6 +219,12 @@ class Internals:
                 "or use world_size_mode='dynamic'"
             )
         self._reduce_again, self._count_kept = reduce_again, count_kept
+
+    @property
+    def can_salvage(self) -> bool:
+        """True if all reductions of this step can be repeated. A GradScaler would have to unscale the result again."""
+        has_all = 0 < self._count_kept() == self.machine.reductions
+        return has_all and self.machine.is_salvageable and not self.scalers.may_skip
 
     @property
     def group_store(self) -> Store | None:
@@ -500,9 +506,7 @@ class Internals:
                 part.abandon_backward()
         self.begin_step(has_computed=True)
         self._check_script()
-        while not (is_committed := self._end_attempt()) and self._reduce_again and machine.is_salvageable:
-            if not 0 < self._count_kept() == machine.reductions:
-                break
+        while not (is_committed := self._end_attempt()) and self.can_salvage:
             self._request_quorum()
             self.wait_quorum()
             self._reduce_again()

@@ -62,7 +62,9 @@ class DdpActor(AgentActor):
     def go_on(self) -> None:
         self.may_go_on.set()
 
-    def step(self, branch: int = 0, *, extra: float | None = None, skips: bool = False) -> dict[str, Any]:
+    def step(
+        self, branch: int = 0, *, extra: float | None = None, skips: bool = False, clips: bool = False
+    ) -> dict[str, Any]:
         """`own`: the gradients of this rank's batch alone; `used`: those that the step was made with.
 
         `extra`: one more reduction, of that number.
@@ -78,6 +80,8 @@ class DdpActor(AgentActor):
             self.agent.skip_batch("a test says so")
         else:
             loss.backward()
+        if clips:
+            torch.nn.utils.clip_grad_norm_(self.module.parameters(), 0.01)
         if extra is not None:
             extra = float(self.agent.all_reduce(torch.tensor([extra]), name="extra").result())
         is_committed = self.optimizer.step()

@@ -11,6 +11,8 @@ from torch.nn import parallel
 
 from agent_client.collectives.gloo import GlooGroup
 from agent_client.progress.progress import Progress
+from agent_client.state.train_state import TrainState
+from agent_client.step.agent import Agent
 from agent_client.training.ddp import Salvage
 from tests.agent_client.jobs import Job
 from tests.agent_client.ranks import Pending, Rank
@@ -87,8 +89,8 @@ def test_what_only_one_has_used_is_its_half(job: Job) -> None:
     assert None not in of_a["used"]
 
 
-@pytest.mark.parametrize("options", [{"extra": 2.0}, {"skips": True}])
-def test_a_step_is_not_salvaged_if_not_all_of_its_reductions_are_kept(job: Job, options: dict[str, Any]) -> None:
+@pytest.mark.parametrize("options", [{"extra": 2.0}, {"skips": True}, {"clips": True}])
+def test_a_step_is_not_salvaged_if_its_gradients_are_not_those_that_are_kept(job: Job, options: dict[str, Any]) -> None:
     """The script's own reductions are not kept, and with a skipped batch, the kept ones are those of the last step."""
     a, b, c = job.groups("a", "b", "c", actor=ACTOR, salvage=True)
     step_together(a, b, c)
@@ -98,6 +100,20 @@ def test_a_step_is_not_salvaged_if_not_all_of_its_reductions_are_kept(job: Job, 
     assert [one["committed"] for one in (of_a, of_b)] == [True, True]
     assert of_a["hash"] == of_b["hash"]
     assert of_a["extra"] == of_b["extra"] == options.get("extra")
+
+
+def test_a_step_is_not_salvaged_if_a_scaler_has_unscaled_its_gradients() -> None:
+    model = torch.nn.Linear(3, 2)
+    sgd = torch.optim.SGD(model.parameters(), lr=0.1)
+    for others, can_salvage in ((dict[str, Any](), True), ({"scaler": torch.amp.GradScaler("cpu")}, False)):
+        with Agent("127.0.0.1:1", state=TrainState(model, sgd, **others)) as agent:
+            internals = agent.internals
+            internals.salvage_by(lambda: None, lambda: 3)
+            internals.machine.begin()
+            internals.machine.reductions = 3
+            assert internals.can_salvage == can_salvage
+            internals.machine.reductions = 4
+            assert not internals.can_salvage
 
 
 def test_who_salvages_meets_who_computes_anew(job: Job) -> None:
