@@ -40,6 +40,7 @@ SLACK_S = 5.0
 """Time in seconds that a child has to answer after the timeout of its collective. It is killed after that."""
 _LEAST_BYTES = 2**20
 MAX_MESSAGE_BYTES = 65536
+MAX_POLL_MS = 2**31 - 1
 
 
 class IsolatedConnector(Connector):
@@ -150,7 +151,7 @@ class IsolatedGroup:
             raise RuntimeError(answer["error"])
 
     def _receive(self, within_s: float) -> dict[str, str]:
-        ready = [descriptor for descriptor, _ in self._poll.poll(1000 * within_s)]
+        ready = [descriptor for descriptor, _ in self._poll.poll(min(1000 * within_s, MAX_POLL_MS))]
         if not ready:
             self.abort()
             raise RuntimeError(f"the child of the process group did not answer within {within_s:g} s; it was killed")

@@ -267,7 +267,7 @@ class CatchUpDriver:
             buffers = [buffer.detach().to("cpu", copy=True) for buffer in buffers]
             for parameter in parameters:
                 parameter.grad = None
-            kept = PendingStep(tag, owner.divisor, _Step(taken, buffers, moves, is_first=not machine.kept_steps))
+            kept = PendingStep(tag, owner.batches, _Step(taken, buffers, moves, is_first=not machine.kept_steps))
         elif machine.can_keep:
             log.warning("catching up: no memory for another step's gradients; healing by copying the state")
         machine.record_commit(kept, tag)

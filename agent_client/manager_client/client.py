@@ -24,6 +24,7 @@ from types import TracebackType
 from agent_client.errors import AgentError, GroupDrained
 from agent_client.manager_client.watch import RankWatch
 from agent_client.progress.progress import Progress
+from lighthouse_protocol.limits import cut_reason
 from lighthouse_protocol.messages.membership import PLAIN, Assignment, CatchUp, Decision, Distrust
 from lighthouse_protocol.refusals import DeadlinePassed, Drained, LighthouseError, Unreachable
 from lighthouse_protocol.rules.quorum_change import QuorumWait
@@ -335,7 +336,8 @@ class ManagerConnection:
             return
         self._has_reported = True
         try:
-            self._client.report(self.group_rank, self._rank_incarnation, reason, ends_group=ends_group)
+            # The message of an exception may be longer than a call's limit, or contain a lone surrogate.
+            self._client.report(self.group_rank, self._rank_incarnation, cut_reason(reason), ends_group=ends_group)
         except LighthouseError as e:
             log.info("cannot report to the manager why this rank ends: %s", e)
 

@@ -96,6 +96,7 @@ class RankWatch:
         self._is_observer = is_observer
         self._reporter = self_report.SelfReporter()
         self._stream: Watch | None = None
+        self._thread: threading.Thread | None = None
         self._has_opened = threading.Event()
         self._has_ended = threading.Event()
         self._is_released = False
@@ -111,6 +112,8 @@ class RankWatch:
         """
         if self._stream is not None and not self._has_ended.is_set():
             return
+        if self._thread is not None:  # it may still be about to abort the collectives of the quorums before
+            self._thread.join(OPENED_WITHIN_S)
         pid = os.getpid()
         where = (host_id(), started_at(pid), socket.gethostname())
         offer = self_report.offer()
@@ -120,7 +123,8 @@ class RankWatch:
             self._stream = stream
             self._has_ended.clear()
             self._has_opened.clear()
-        threading.Thread(target=self._follow, args=(stream,), name="lighthouse watch", daemon=True).start()
+        self._thread = threading.Thread(target=self._follow, args=(stream,), name="lighthouse watch", daemon=True)
+        self._thread.start()
         self._has_opened.wait(OPENED_WITHIN_S)
 
     @property

@@ -11,6 +11,7 @@ records what the Agent's background thread is doing.
 """
 
 import logging
+import operator
 import os
 import sys
 import sysconfig
@@ -38,6 +39,7 @@ from agent_client.progress.activity import (
 )
 from agent_client.progress.rules import CollectiveIds, ComputeClock, Name, Number, PhaseTimes
 from agent_client.progress.script_groups import STILL_S
+from lighthouse_protocol.limits import MAX_COUNT, escaped
 from lighthouse_protocol.messages.progress import (
     MAX_LABEL_CHARS,
     MAX_NAME_CHARS,
@@ -105,6 +107,8 @@ class Progress:
             name: Name of the phase. Once there are MAX_NAMES names, new ones are combined as OTHER.
             total: Expected number of ticks, or None if unknown.
         """
+        if total is not None and not 0 <= operator.index(total) < MAX_COUNT:
+            raise ConfigurationError(f"phase {name!r}: total is {total}, not a number of ticks")
         try:
             phase = self._phases[name]
         except KeyError:
@@ -118,7 +122,7 @@ class Progress:
         return self._traced(f"the wait for {what}", wait)
 
     def _new(self, name: str, known: "dict[str, Phase]", *, is_wait: bool) -> "Phase":
-        name = name[:MAX_NAME_CHARS]
+        name = escaped(name)[:MAX_NAME_CHARS]  # a lone surrogate, as in a file name, cannot be sent
         if len(known) >= MAX_NAMES - 1:
             name = OTHER
         if name not in known:
@@ -239,7 +243,7 @@ class TraceFile:
             return
         line = f"{datetime.now(UTC).isoformat(timespec='microseconds').removesuffix('+00:00')}Z {text}\n"
         try:
-            os.write(self._descriptor, line.encode())
+            os.write(self._descriptor, line.encode(errors="backslashreplace"))
         except OSError as e:
             # Keep the descriptor open, because another thread may be about to write, and the number could be reused.
             self._has_failed = True
@@ -374,4 +378,4 @@ def _read(frame: FrameType | None) -> tuple[list[Line], str]:
 
 def _shown(code: CodeType, line: int) -> str:
     place = f"{os.path.basename(code.co_filename)}:{line}"
-    return (place if code.co_name == "<module>" else f"{code.co_name} ({place})")[:MAX_LABEL_CHARS]
+    return escaped(place if code.co_name == "<module>" else f"{code.co_name} ({place})")[:MAX_LABEL_CHARS]

@@ -147,6 +147,9 @@ class Agent:
         address, place = rendezvous(env, config)
         try:
             agent = cls(address, state=state, config=config, place=place)
+        except BaseException:
+            place.close()
+            raise
         finally:
             if place.presence is not None:
                 place.presence.close()
@@ -160,8 +163,10 @@ class Agent:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, e: BaseException | None, at: TracebackType | None) -> None:
-        self.internals.exit_report.send(e)
-        self.close()
+        try:
+            self.internals.exit_report.send(e)
+        finally:
+            self.close()
 
     def close(self) -> None:
         """Leave the job. Close all connections, and stop the manager if this rank started it.
@@ -190,7 +195,7 @@ class Agent:
 
     @property
     def batches_committed(self) -> int:
-        """Number of batches in all committed steps, summed over the replica groups."""
+        """Number of batches in all committed steps, summed over the replica groups. Skipped batches are included."""
         return self._machine.batches_committed
 
     @property
@@ -439,6 +444,7 @@ class Agent:
         internals, runner = self.internals, self._runner
         internals.begin_step(has_computed=True)
         self._machine.record_compute()
+        self._machine.reductions += 1
         entry = internals.progress.numbers.over()
         following = followed_by if len(internals.parts) < 2 else ()  # the buckets of two modules may interleave
         return self._thread.submit(
@@ -467,7 +473,8 @@ class Agent:
 
         The step then uses the mean of the other groups' gradients. In a group with several ranks, the group still
         counts, and the skipped batch enters the group's mean as zeros. If some gradients were reduced already, or if
-        several modules use the Agent, the step is discarded instead.
+        several modules use the Agent, the step is discarded instead. A StepSampler does not return the batch again in
+        this epoch, unless the step is discarded.
 
         Args:
             reason: Reason to log. The log also contains the sample indices if the batch comes from a StepSampler.
@@ -587,8 +594,8 @@ class Agent:
     def check_equal(self, what: str, value: object, *, within_s: float = 600.0) -> None:
         """Check that a value is the same on all ranks.
 
-        All ranks must call this before their first step or between two steps. In a group that joins while other groups
-        are training, the value is compared only among the ranks in that group.
+        All ranks must call this before their first step or between two steps. Before a first step that is not step 0,
+        because the group joins other groups or resumes, the value is compared only among the ranks in that group.
 
         Args:
             what: Name of the value in the error message.

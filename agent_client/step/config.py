@@ -4,7 +4,6 @@
 """
 
 import difflib
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any, Literal, TypedDict, get_args
@@ -18,6 +17,9 @@ HealModeName = Literal["blocking", "catch_up"]
 ReduceDtypeName = Literal["tensor", "float32"]
 WorldSizeModeName = Literal["dynamic", "fixed_with_spares", "constant_batch"]
 OnNonfiniteName = Literal["commit", "discard", "raise"]
+
+MAX_TIMEOUT_S = 1e9
+"""Longer waits overflow Python's clocks, and a manager refuses votes with a longer time limit."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -85,8 +87,11 @@ class AgentConfig:
 
     def __post_init__(self) -> None:
         for name in ("timeout_s", "connect_timeout_s", "quorum_timeout_s", "heal_timeout_s"):
-            if not (getattr(self, name) > 0 and math.isfinite(getattr(self, name))):
-                raise ConfigurationError(f"{name}: {getattr(self, name)} is not a positive number of seconds")
+            if not 0 < getattr(self, name) <= MAX_TIMEOUT_S:
+                value = getattr(self, name)
+                raise ConfigurationError(
+                    f"{name}: {value} is not a positive number of seconds, at most {MAX_TIMEOUT_S:g}"
+                )
         if not self.manager_restart_timeout_s >= 0:
             raise ConfigurationError(f"manager_restart_timeout_s: {self.manager_restart_timeout_s} s is negative")
         for name, allowed in _CHOICES.items():

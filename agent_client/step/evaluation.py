@@ -89,8 +89,9 @@ class RankRound:
             raise EvaluationInterrupted(f"{what}: there is no quorum: {machine.failure or 'do it after a step'}")
         if machine.phase is not Phase.IDLE and not (may_begin and machine.ended == 0):
             raise AgentError(f"{what}: a step is under way; call it between two steps, after the optimizer's step")
-        if machine.phase is not Phase.IDLE and assignment.heals and assignment.max_step > 0:
-            log.info("%s: compared inside this group only, because the other replica groups have trained already", what)
+        if machine.phase is not Phase.IDLE and assignment.max_step > 0:
+            # A group that has resumed cannot know whether the others have only resumed, too, or train already.
+            log.info("%s: compared inside this group only, because other replica groups may train already", what)
             assignment = replace(assignment, replica_rank=0, replica_world_size=1, replica_ids=())
         self._internals = internals
         self._what = what
@@ -175,7 +176,7 @@ def check_equal(internals: Internals, what: str, value: object, within_s: float)
         raise ConfigurationError(f"check_equal: {what} has {len(text)} characters; compare a hash of it")
     internals.wait_first_quorum()
     opened = RankRound(internals, what, within_s, may_begin=True)
-    check_same(opened.texts_by_name(opened.gather(text.encode(), "check_equal")))
+    check_same(opened.texts_by_name(opened.gather(text.encode(errors="backslashreplace"), "check_equal")))
 
 
 def check_same(texts: Mapping[RankName, str]) -> None:
@@ -243,7 +244,7 @@ def _run(
         if len(payload) > MAX_BYTES // 2:
             raise ValueError(f"the result has {len(payload)} bytes; at most {MAX_BYTES // 2} fit")
     except Exception as e:  # noqa: BLE001  sent to all ranks
-        return ERROR + f"{type(e).__name__}: {e}".encode(), e
+        return ERROR + f"{type(e).__name__}: {e}".encode(errors="backslashreplace"), e
     _log(opened, "%s metrics: %s", what, reprlib.repr(result))
     _log(opened, "broadcasting %s metrics to the other ranks", what)
     return payload, None

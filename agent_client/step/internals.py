@@ -147,7 +147,8 @@ class Internals:
         self._drawn: tuple[int, set[int]] = (-1, set())
         self._is_checked = self._is_sendable = self._has_looked_at_samplers = False
         self._state_digests, self._gradient_digests = Digests(), Digests()
-        self._reduce_again: Callable[[], None] | None = None
+        self._reduce_again: Callable[[], None] = lambda: None
+        self._count_kept: Callable[[], int] = lambda: 0
         self._torch_groups = itertools.count()
         close_at_end(agent)
         if place.presence is not None:
@@ -179,10 +180,7 @@ class Internals:
         self.thread.close(5.0)
         self.peers.close()
         self.healing.close()
-        if self.place.group is not None:
-            self.place.group.abort()
-        if self.place.manager_process is not None:
-            self.place.manager_process.stop()
+        self.place.close()
         close_attached(self._agent)
 
     # -- settings that modules and optimizers change once
@@ -206,11 +204,12 @@ class Internals:
         if self.catch_up is not None:
             raise ConfigurationError(f"heal_mode catch_up: not with {what}; use heal_mode='blocking'")
 
-    def salvage_by(self, reduce_again: Callable[[], None]) -> None:
+    def salvage_by(self, reduce_again: Callable[[], None], count_kept: Callable[[], int]) -> None:
         """Register `reduce_again`, which reduces the gradients of the current step once more.
 
         If a peer is lost in a step, the Agent requests another quorum and calls `reduce_again`, so the script need not
-        compute the gradients again.
+        compute the gradients again. It does this only if `count_kept`, the number of reductions that `reduce_again`
+        repeats, is that of all reductions in the step.
         """
         world_size = self.machine.world_size
         if world_size.depends_on_quorum:
@@ -219,7 +218,13 @@ class Internals:
                 "those that it has computed, so that one would count twice and another not at all; leave salvage out, "
                 "or use world_size_mode='dynamic'"
             )
-        self._reduce_again = reduce_again
+        self._reduce_again, self._count_kept = reduce_again, count_kept
+
+    @property
+    def can_salvage(self) -> bool:
+        """True if all reductions of this step can be repeated. A GradScaler would have to unscale the result again."""
+        has_all = 0 < self._count_kept() == self.machine.reductions
+        return has_all and self.machine.is_salvageable and not self.scalers.may_skip
 
     @property
     def group_store(self) -> Store | None:
@@ -501,7 +506,7 @@ class Internals:
                 part.abandon_backward()
         self.begin_step(has_computed=True)
         self._check_script()
-        while not (is_committed := self._end_attempt()) and self._reduce_again and machine.is_salvageable:
+        while not (is_committed := self._end_attempt()) and self.can_salvage:
             self._request_quorum()
             self.wait_quorum()
             self._reduce_again()

@@ -106,15 +106,15 @@ class Observer:
         while (store := _script_store()) is None:
             if self._closed.wait(RETRY_S):
                 return ""
-        if self._environment.group_rank == 0:
-            from agent_client.step.rendezvous import start_manager  # imports torch, which the script has imported
+        from agent_client.step.rendezvous import read_manager, start_announced  # torch, which the script has imported
 
-            self._manager, address = start_manager(self._environment)
-            store.set(MANAGER_KEY, address)
+        if self._environment.group_rank == 0:
+            self._manager, _, announced = start_announced(self._environment)
+            store.set(MANAGER_KEY, announced)
         while not store.check([MANAGER_KEY]):  # get() would block the store for the script
             if self._closed.wait(RETRY_S):
                 return ""
-        return store.get(MANAGER_KEY).decode()
+        return read_manager(self._environment, store.get(MANAGER_KEY).decode())
 
 
 def _script_store() -> Any:

@@ -48,6 +48,13 @@ class GroupPlace:
         if (self.group_world_size > 1) != (self.group is not None):
             raise ConfigurationError("group: a group of several ranks, and only such a one, needs its process group")
 
+    def close(self) -> None:
+        """Disconnect from the other ranks, and stop the manager if this rank has started it."""
+        if self.group is not None:
+            self.group.abort()
+        if self.manager_process is not None:
+            self.manager_process.stop()
+
 
 ALONE = GroupPlace()
 
@@ -81,11 +88,10 @@ def _connect_ranks(env: Environment, config: AgentConfig, presence: Presence) ->
     store = PrefixStore(f"lighthouse/{env.attempt}", shared)
     process = None
     if not env.manager and rank == 0:
-        nonce = secrets.token_hex(SECRET_BYTES)
-        process, address = start_manager(env, _group_secret(env, nonce))
-        store.set(MANAGER_KEY, f"{manager_at(address)} {'token' if _join_token(env) else 'open'} {nonce}")
+        process, address, announced = start_announced(env)
+        store.set(MANAGER_KEY, announced)
     else:
-        address = env.manager or _read_manager(env, store.get(MANAGER_KEY).decode())
+        address = env.manager or read_manager(env, store.get(MANAGER_KEY).decode())
     if not env.manager:
         presence.show(address)
     # Leave out the zone of a link-local address, because it is only valid on one host.
@@ -115,7 +121,18 @@ def _join_token(env: Environment) -> str:
     return parse_coordinator(env.lighthouse).token if env.lighthouse else ""
 
 
-def _read_manager(env: Environment, announced: str) -> str:
+def start_announced(env: Environment) -> tuple[ServerProcess, str, str]:
+    """Start a manager for several ranks.
+
+    Return the process, the manager's address with the group's secret, and an entry for the group's store, from which
+    the other ranks derive the secret (`read_manager`).
+    """
+    nonce = secrets.token_hex(SECRET_BYTES)
+    process, address = start_manager(env, _group_secret(env, nonce))
+    return process, address, f"{manager_at(address)} {'token' if _join_token(env) else 'open'} {nonce}"
+
+
+def read_manager(env: Environment, announced: str) -> str:
     """Return the manager's address with the group's secret. `announced` is the entry that rank 0 put into the store."""
     address, kind, nonce = announced.split()
     if kind == "token" and not _join_token(env):

@@ -482,15 +482,24 @@ class BackgroundThread:
     def __init__(self, name: str) -> None:
         self._tasks: queue.SimpleQueue[tuple[Callable[[], Any], Future[Any]] | None] = queue.SimpleQueue()
         self._unfinished = 0
+        self._is_closed = False
         self._lock = threading.Lock()
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
 
     def submit(self, task: Callable[[], T], done: "Future[T] | None" = None) -> "Future[T]":
+        """Queue `task`. Return its future, which cannot be cancelled, because the other ranks expect the task to run.
+
+        After `close`, no task runs, and the future fails with AgentError.
+        """
         done = Future() if done is None else done
+        done.set_running_or_notify_cancel()
         with self._lock:
-            self._unfinished += 1
-        self._tasks.put((task, done))
+            if not self._is_closed:
+                self._unfinished += 1
+                self._tasks.put((task, done))
+                return done
+        done.set_exception(AgentError("the Agent was closed; create another one with Agent.from_env"))
         return done
 
     @property
@@ -499,7 +508,9 @@ class BackgroundThread:
         return self._unfinished == 0
 
     def close(self, timeout_s: float) -> None:
-        self._tasks.put(None)
+        with self._lock:
+            self._is_closed = True
+            self._tasks.put(None)
         self._thread.join(timeout_s)
 
     def _run(self) -> None:

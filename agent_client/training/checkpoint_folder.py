@@ -105,7 +105,7 @@ class CheckpointFolder:
         self._given_up: set[Tag] = set()
         """Checkpoints of later steps than that at which the group has resumed. Training will replace them."""
         self._foreign: set[Tag] = set()
-        """Checkpoints that existed when the script first saved without having resumed. They are never removed."""
+        """Checkpoints that existed at a first save without a resume, or when that failed. They are never removed."""
         self._own: list[Path] = []
         self._warned: set[str] = set()
         self._folder.mkdir(parents=True, exist_ok=True)
@@ -127,14 +127,8 @@ class CheckpointFolder:
             AgentError: This rank must heal before its state is complete again.
             TypeError: The state contains an entry that cannot be stored. The message names the entry's path.
         """
-        if self._agent.catches_up:
-            return None
-        agent = self._agent.state_dict()
-        tag = Tag(agent["step"], agent["tag_quorum_id"])
-        if tag.quorum_id is None:  # this rank holds no complete state until it has healed
-            return None
         try:
-            if not self._disk:
+            if not self._disk:  # first of all, because all ranks do this together, whichever of them have a state
                 self._prepare()
                 self._foreign = set(self._held())
                 if self._foreign:
@@ -145,10 +139,16 @@ class CheckpointFolder:
                         max(self._foreign).step,
                     )
         except (OSError, RuntimeError) as error:
-            self._warn(tag, error)
+            self._warn(self._agent.current_step, error)
+            return None
+        if self._agent.catches_up:
+            return None
+        agent = self._agent.state_dict()
+        tag = Tag(agent["step"], agent["tag_quorum_id"])
+        if tag.quorum_id is None:  # this rank holds no complete state until it has healed
             return None
         if not self.wait(BUSY_WAIT_S):
-            self._warn(tag, TimeoutError(f"the save before is still running after {BUSY_WAIT_S:g} s"))
+            self._warn(tag.step, TimeoutError(f"the save before is still running after {BUSY_WAIT_S:g} s"))
             return None
         path = self._folder / _name(tag)
         state = {"agent": agent, "train": self._agent.state.state_dict(), "random": random_state()}
@@ -198,6 +198,7 @@ class CheckpointFolder:
         """
         self._prepare()
         held, reasons = self._held(), list[str]()
+        self._foreign = set(held)  # a script may go on without a state after an error
         usable = self._usable(held, reasons)
         while True:
             rows = torch.zeros(self._ranks, MOST_TAGS, 2, dtype=torch.int64)
@@ -208,6 +209,7 @@ class CheckpointFolder:
             tag = newest_common(of_ranks)
             if self._agent.internals.restore_kept(above=tag):
                 self._given_up = {other for other in held if other.step > self._agent.current_step}
+                self._foreign.clear()
                 return True
             if tag is None:
                 break
@@ -215,10 +217,12 @@ class CheckpointFolder:
             if self._sum([int(state is None)]) == [0]:
                 self._given_up = {other for other in held if other > tag}
                 self._restore(held[tag], state, usable[tag])
+                self._foreign.clear()
                 return True
             del usable[tag]
         self._refuse(held, of_ranks, reasons)
         self._given_up = set(held)
+        self._foreign.clear()
         return False
 
     # -- called by all ranks together, before the first step or at the first save
@@ -347,7 +351,7 @@ class CheckpointFolder:
         try:
             task()
         except Exception as error:  # noqa: BLE001  an error of the disk or a library must not end the training
-            self._warn(tag, error)
+            self._warn(tag.step, error)
             return False
         return True
 
@@ -432,7 +436,7 @@ class CheckpointFolder:
             return None
         return [{Tag(*each) for each in json.loads(store.get(other))} for other in keys]
 
-    def _warn(self, tag: Tag, error: Exception) -> None:
+    def _warn(self, step: int, error: Exception) -> None:
         kind = f"{type(error).__name__} {getattr(error, 'errno', None)}"
         if kind in self._warned:
             return
@@ -441,7 +445,7 @@ class CheckpointFolder:
         log.warning(
             "%s: the checkpoint of step %d was not written: %s: %s. Training continues; the next save tries again. %s",
             self._folder,
-            tag.step,
+            step,
             type(error).__name__,
             first_line(error),
             f"Make room on that disk: it has to hold {self._keep + 1} checkpoints"

@@ -158,6 +158,31 @@ class Salvage:
     _buckets: list[_Kept] = field(default_factory=list[_Kept])
     _used: tuple[Tensor, str] | None = None
     _is_logged: bool = False
+    _kept_in: int = -1
+    _marks: dict[int, tuple[int, int]] = field(default_factory=dict[int, tuple[int, int]])
+
+    def count_kept(self) -> int:
+        """Return how many reductions of the current step `reduce_again` repeats.
+
+        Return 0 if the script has changed the gradients since, for example by clipping: `reduce_again` would undo this.
+        """
+        if self._kept_in != self.agent.internals.progress.begun:
+            return 0  # the kept buckets are those of an earlier step
+        if any(self._marks.get(number) != mark for number, mark in self._mark_gradients().items()):
+            return 0
+        return len(self._buckets) + (self._used is not None)
+
+    def mark_end(self) -> None:
+        """Record the gradients as a reduction has left them."""
+        self._marks = self._mark_gradients()
+
+    def _mark_gradients(self) -> dict[int, tuple[int, int]]:
+        parameters = [parameter for kept in self._buckets for parameter in kept.parameters]
+        return {
+            number: (gradient._version, gradient.data_ptr() if gradient.layout is torch.strided else 0)
+            for number, parameter in enumerate(parameters)
+            if (gradient := parameter.grad) is not None
+        }
 
     @property
     def held_bytes(self) -> int:
@@ -166,6 +191,7 @@ class Salvage:
     def keep_bucket(self, bucket: GradBucket, name: str, rest: Sequence[Part]) -> None:
         if bucket.index() == 0:
             self._buckets, self._used = [], None
+            self._kept_in = self.agent.internals.progress.begun
         self._buckets.append(_Kept(bucket.parameters(), bucket.buffer().clone(), name, rest))
         if bucket.is_last() and not self._is_logged:
             self._is_logged = True
@@ -191,6 +217,10 @@ class Salvage:
                     missing[id(parameter)] = mean
                 else:
                     parameter.grad.copy_(mean)
+        self._restore_used(missing)
+        self.mark_end()
+
+    def _restore_used(self, missing: dict[int, Tensor]) -> None:
         if self._used is None:
             return
         # Remove gradients of parameters that no group used, and set gradients of parameters that only peers used.
@@ -227,7 +257,8 @@ class DistributedDataParallel(parallel.DistributedDataParallel):
             agent: The Agent of this rank.
             salvage: What to do if a peer is lost in a step. If True, the gradients that the other groups have computed
                 are reduced again without the peer, and the step is committed. This takes memory for a second set of
-                gradients. If False, the step is discarded and the script repeats it.
+                gradients. If False, the step is discarded and the script repeats it. The same applies if the step has
+                reduced anything else, the script has changed the gradients, as by clipping, or uses a GradScaler.
             **options: Options of torch's class, except `process_group`, `static_graph` and
                 `skip_all_reduce_unused_params`. With `broadcast_buffers` (default True), all groups copy the buffers of
                 the first group at each commit.
@@ -258,7 +289,7 @@ class DistributedDataParallel(parallel.DistributedDataParallel):
         self.salvage = Salvage(held, group.parameters) if salvage else None
         if self.salvage is not None:
             group.salvage = self.salvage
-            agent.internals.salvage_by(self.salvage.reduce_again)
+            agent.internals.salvage_by(self.salvage.reduce_again, self.salvage.count_kept)
         self._agent = agent
         self._reduction = _Reduction(held, self.salvage, name)
         if not any(are_sparse):
@@ -480,6 +511,8 @@ class _Reduction:
 
     def completed(self) -> None:
         self.pass_order.record_reduction()
+        if self.salvage is not None:
+            self.salvage.mark_end()
         self.reset()
 
     def reset(self) -> None:

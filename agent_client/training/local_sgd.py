@@ -128,7 +128,8 @@ class OuterSteps(FaultTolerantOptimizer):
     @property
     def current_step(self) -> int:
         """Number of inner steps in all committed outer steps, plus the inner steps since then."""
-        return self._agent.current_step * self._interval + self._state.inner_steps
+        counted = max(0, self._agent.current_step - 1)  # the first one, in which the ranks join, has no inner steps
+        return counted * self._interval + self._state.inner_steps
 
     @property
     def batches_committed(self) -> int:
@@ -153,7 +154,8 @@ class OuterSteps(FaultTolerantOptimizer):
 
         Returns:
             False if this call ended an outer step that was discarded. The parameters are then those of the last
-            committed outer step. Otherwise True.
+            committed outer step. If the model is divided into fragments, this applies to the fragment of the discarded
+            outer step, and the others keep their local changes. Otherwise True.
         """
         self.wrapped.step(closure)
         self._state.inner_steps += 1

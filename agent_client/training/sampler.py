@@ -219,6 +219,6 @@ class StepSampler:
 
     def _permutation(self, epoch: int) -> torch.Tensor:
         if self._order is None or self._order[0] != epoch:
-            generator = torch.Generator().manual_seed(self.data.seed * 1_000_003 + epoch)
+            generator = torch.Generator().manual_seed((self.data.seed * 1_000_003 + epoch) % 2**64)
             self._order = (epoch, torch.randperm(self.data.length, generator=generator))
         return self._order[1]

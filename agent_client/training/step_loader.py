@@ -50,11 +50,13 @@ class StepLoader:
                 `worker_init_fn`, `multiprocessing_context` and `timeout`, but none that select samples.
 
         Raises:
-            TypeError: An option selects samples.
+            TypeError: An option selects samples, or changes their order.
             ValueError: torch refuses an option.
         """
         if chosen := sorted(_CHOOSE_SAMPLES & options.keys()):
             raise TypeError(f"{', '.join(chosen)}: the StepSampler chooses the samples; leave it out")
+        if not options.get("in_order", True):
+            raise TypeError("in_order=False: a step's batch would be that of another step; leave it out")
         self.sampler = sampler
         self._ahead = _Ahead(sampler)
         self._loader = loader(dataset, batch_sampler=self._ahead, **options)

@@ -62,15 +62,28 @@ class DdpActor(AgentActor):
     def go_on(self) -> None:
         self.may_go_on.set()
 
-    def step(self, branch: int = 0) -> dict[str, Any]:
-        """`own`: the gradients of this rank's batch alone; `used`: those that the step was made with."""
+    def step(
+        self, branch: int = 0, *, extra: float | None = None, skips: bool = False, clips: bool = False
+    ) -> dict[str, Any]:
+        """`own`: the gradients of this rank's batch alone; `used`: those that the step was made with.
+
+        `extra`: one more reduction, of that number.
+        """
         self.optimizer.zero_grad()
         place, _ = self.agent.slot()
         step = self.agent.current_step
         images = torch.randn(16, 8, generator=torch.Generator().manual_seed(1000 * step + place))
         alone = copy.deepcopy(self.module)
         alone(images, branch).square().mean().backward()
-        self.model(images, branch).square().mean().backward()
+        loss = self.model(images, branch).square().mean()
+        if skips:
+            self.agent.skip_batch("a test says so")
+        else:
+            loss.backward()
+        if clips:
+            torch.nn.utils.clip_grad_norm_(self.module.parameters(), 0.01)
+        if extra is not None:
+            extra = float(self.agent.all_reduce(torch.tensor([extra]), name="extra").result())
         is_committed = self.optimizer.step()
         return {
             "committed": is_committed,
@@ -79,6 +92,7 @@ class DdpActor(AgentActor):
             "participants": list(self.agent.participants),
             "own": _gradients(alone),
             "used": _gradients(self.module),
+            "extra": extra,
             "hash": digest(*self.module.parameters()),
         }
 

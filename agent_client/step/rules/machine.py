@@ -59,6 +59,8 @@ class StepMachine:
     has_erred: bool = False
     has_reduced: bool = False
     """True if an all-reduce over all participants has completed in this step."""
+    reductions: int = 0
+    """Number of reductions that the script has requested in this step."""
     has_computed: bool = False
     """True if a forward pass or a reduction has begun in this step."""
     skips_batch: bool = False
@@ -124,6 +126,7 @@ class StepMachine:
         self.is_blamed = False
         self.has_erred = False
         self.has_reduced = False
+        self.reductions = 0
         self.has_computed = False
         self.is_in_backward = False
         self.skips_batch = False
@@ -180,6 +183,14 @@ class StepMachine:
     @property
     def divisor(self) -> int:
         return self.share.divisor - self.skipped_weight
+
+    @property
+    def batches(self) -> int:
+        """Number of batches drawn for the step, summed over all groups, including skipped ones.
+
+        Without these, the next step would begin with the last batches of this one, whichever batches were skipped.
+        """
+        return self.share.divisor
 
     def record_reduction(self) -> None:
         self.has_reduced = True
@@ -260,7 +271,7 @@ class StepMachine:
         if commit and assignment is not None:
             self.step += 1
             self.tag_quorum_id = assignment.quorum_id
-            self.batches_committed += self.divisor
+            self.batches_committed += self.batches
             self.commits += 1
             self.discards = self.faults = 0
         elif assignment is not None:

@@ -2,14 +2,19 @@
 
 import os
 import signal
+import socket
+import subprocess
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 
+from agent_client.collectives.group_spec import GroupSpec
+from agent_client.collectives.isolated import IsolatedGroup
 from agent_client.collectives.peers import connector
 from agent_client.errors import ConfigurationError
+from agent_client.step.config import MAX_TIMEOUT_S
 from tests.agent_client.clusters import command_of, descendants, is_running
 from tests.agent_client.collectives.groups import (
     ENDS_WITHIN_S,
@@ -45,6 +50,14 @@ def ranks(all_ranks: list[Rank]) -> Iterator[list[Rank]]:
     for rank in all_ranks:
         rank.resume()
         rank.call("drop")
+
+
+def test_a_timeout_may_be_longer_than_poll_can_wait() -> None:
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with subprocess.Popen(["sleep", "60"]) as child, theirs:
+        theirs.send(b"{}")
+        spec = GroupSpec("", "", 0, 1, "", connect_timeout_s=MAX_TIMEOUT_S, timeout_s=MAX_TIMEOUT_S)
+        IsolatedGroup(ours, os.pidfd_open(child.pid), {}, spec).abort()
 
 
 def family_of(rank: Rank) -> list[int]:

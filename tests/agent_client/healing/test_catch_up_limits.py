@@ -70,7 +70,7 @@ def test_a_rank_that_catches_up_is_known_by_what_it_holds_and_writes_no_checkpoi
         assert folder.save() is not None
 
 
-def test_a_batch_that_a_peer_skips_does_not_count_in_the_step_that_is_applied_later() -> None:
+def test_the_batches_of_a_step_that_is_applied_later_are_those_that_its_peers_count() -> None:
     with agent_of() as agent:
         machine, catch_up = agent.internals.machine, agent.internals.catch_up_for(agent.state.optimizer)
         assert catch_up is not None
@@ -79,7 +79,7 @@ def test_a_batch_that_a_peer_skips_does_not_count_in_the_step_that_is_applied_la
         catch_up.machine.choose_action(lead, Tag(0, 0), "a")
         machine.share, machine.skipped_weight = Share((0,), 3, counts=False), 1
         catch_up.apply()
-        assert [kept.batches for kept in catch_up.machine.kept_steps] == [2]
+        assert [kept.batches for kept in catch_up.machine.kept_steps] == [machine.batches] == [3]
 
 
 def test_who_is_refused_leaves_nothing_behind() -> None:

@@ -8,6 +8,7 @@ from agent_client.errors import GroupDrained
 from agent_client.manager_client.client import ManagerConnection
 from agent_client.manager_client.watch import SAMPLED_EVERY_S, RankWatch
 from agent_client.progress.progress import Progress
+from lighthouse_protocol.limits import MAX_REQUEST_BYTES
 from lighthouse_protocol.messages.incident import EvidenceAsked, SelfReport
 from lighthouse_protocol.messages.membership import Assignment
 from lighthouse_protocol.messages.progress import STEP, ProgressSample
@@ -102,3 +103,19 @@ def test_a_defect_here_is_logged_and_ends_nothing(
     monkeypatch.setattr(progress, "sample", lambda: 1 / 0)
     assert say() is None
     assert "cannot report the progress of this rank" in caplog.text
+
+
+@pytest.mark.parametrize(
+    "text", ["bad sample caf\udce9.jpg", "Missing key(s): " + "layer, " * 100_000], ids=["bytes", "long"]
+)
+def test_the_reason_of_an_exit_can_be_sent_whatever_the_exception_says(
+    text: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sent: list[bytes] = []
+    monkeypatch.setattr(ManagerClient, "invoke", lambda _, rpc: sent.append(rpc.request.SerializeToString()))
+    link = ManagerConnection("127.0.0.1:1", 0, "worker", lambda *_: None, returns_within_s=0.0)
+    link.report(f"ValueError: {text}")
+    [request] = sent
+    assert b"ValueError: " in request
+    assert len(request) < MAX_REQUEST_BYTES
+    link.close()

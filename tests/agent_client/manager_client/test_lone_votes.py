@@ -16,7 +16,7 @@ from lighthouse_runtime.client.clients import ManagerClient
 from tests.agent_client.assignments import assignment
 from tests.agent_client.jobs import Job
 from tests.agent_client.manager_client.fake_watch import FakeWatch
-from tests.processes import PATIENCE_S
+from tests.processes import PATIENCE_S, eventually
 
 QUORUM = 7
 GRANT = assignment(groups=1, quorum_id=QUORUM)
@@ -147,3 +147,23 @@ def test_a_step_is_over_while_the_manager_stands_still(job: Job) -> None:
         next_quorum.result()
         assert a.call("step", error="a no is no decision of its own")["committed"] is False
     assert "manager" not in job.log("a"), "whatever was told was counted"
+
+
+def test_the_next_watch_opens_after_the_quorums_of_the_one_before_are_revoked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else the revocation, which names no quorum, would abort that of the next watch."""
+    manager, may_revoke = FakeManager(monkeypatch), threading.Event()
+    manager.link.watch._on_revoked = lambda quorum_id, _: (
+        may_revoke.wait(PATIENCE_S),
+        manager.revoked.append(quorum_id),
+    )
+    manager.ask(4)
+    manager.watches[0].end()
+    eventually(lambda: not manager.link.watch.is_open, "the watch has ended")
+    answer = beside(lambda: (manager.ask(4), list(manager.revoked)))
+    with pytest.raises(queue.Empty):
+        answer.get(timeout=0.2)
+    assert len(manager.watches) == 1
+    may_revoke.set()
+    assert answer.get(timeout=PATIENCE_S) == (GRANT, [None])
+    assert len(manager.watches) == 2
+    manager.link.close()

@@ -4,13 +4,15 @@ import sys
 import threading
 from collections import Counter
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent_client.progress.progress import MAX_UNREAD, Progress
+from agent_client.errors import ConfigurationError
+from agent_client.progress.progress import MAX_UNREAD, Progress, TraceFile
 from agent_client.progress.rules import WAITING, WARMUP_STEPS, CollectiveIds, Entry, Number
 from lighthouse_protocol.messages.progress import (
     MAX_DEPTH,
@@ -25,6 +27,7 @@ from lighthouse_protocol.messages.progress import (
     OpenPhase,
     ProgressSample,
 )
+from lighthouse_protocol.wire.streams import WATCH_REQUESTS
 
 
 class Clock:
@@ -409,3 +412,26 @@ class TestComputeTime:
         assert steps.totals is None
         steps.do(works_s=2.0)
         assert steps.totals == ComputeTotals(pytest.approx(2.0), 1)
+
+
+@pytest.mark.parametrize(
+    "name", ["caf\udce9.bin", "a\nb", "x" * 200, "\ud800" * 100], ids=["bytes", "lines", "long", "all bytes"]
+)
+def test_a_sample_can_be_sent_whatever_a_phase_is_called(name: str, tmp_path: Path) -> None:
+    """A file name that is no UTF-8 has lone surrogates. An error here would close the watch, twice a second."""
+    progress = Progress(trace=TraceFile(tmp_path / "trace"))
+    for _ in range(2):
+        with progress.phase(name), progress.waiting_for(name):
+            sample = WATCH_REQUESTS.read(WATCH_REQUESTS.write(progress.sample()))
+    assert isinstance(sample, ProgressSample)
+    assert [phase.name for phase in sample.phases][:1] == [STEP]
+    assert [time.visits for time in sample.times if time.name not in (STEP, WAITING)] == [1]
+
+
+@pytest.mark.parametrize("total", [2.5, -1, 2**53, 2**70])
+def test_a_total_that_is_no_number_of_ticks_is_refused(total: Any) -> None:
+    progress = Progress()
+    with pytest.raises((ConfigurationError, TypeError)):
+        progress.phase("validation", total)
+    with progress.phase("validation", 2**53 - 1):
+        assert isinstance(WATCH_REQUESTS.read(WATCH_REQUESTS.write(progress.sample())), ProgressSample)

@@ -26,14 +26,14 @@ LIBRARY = "def library(look):\n    return look()\n"
 COLLECTIVES = "def barrier(look):\n    return look()\n"
 
 
-def frames(script: str = SCRIPT, **more: Any) -> list[FrameType | None]:
+def frames(script: str = SCRIPT, path: str = "/job/train.py", **more: Any) -> list[FrameType | None]:
     """At each call of look()."""
     seen: list[FrameType | None] = []
     names: dict[str, Any] = {"look": lambda: seen.append(Frozen(sys._getframe(1))), "__name__": "__main__", **more}
     own: dict[str, Any] = {"__name__": "library"}
     exec(compile(LIBRARY, _OTHERS[0] + "library.py", "exec"), own)
     exec(compile(COLLECTIVES, "/x/torch/distributed/distributed_c10d.py", "exec"), own)
-    exec(compile(script, "/job/train.py", "exec"), names | {name: own[name] for name in ("library", "barrier")})
+    exec(compile(script, path, "exec"), names | {name: own[name] for name in ("library", "barrier")})
     return seen
 
 
@@ -99,3 +99,8 @@ def test_a_sample_counts_collectives_and_learns_how_long_is_usual(counts: dict[s
     assert [time.longest_s for time in progress.sample().times] == [4.0]
     now[0] += STILL_S
     assert (progress.sample().waits_for, progress.sample().still_s) == ("barrier", STILL_S)
+
+
+def test_a_file_whose_name_is_no_text_is_shown() -> None:
+    [frame] = frames("look()", "/job/caf\udce9.py")
+    assert ScriptPlace().locate(frame, 0.0, 0.0)[0] == "caf\\udce9.py:1"

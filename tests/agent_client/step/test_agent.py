@@ -3,11 +3,16 @@
 import itertools
 from contextlib import ExitStack
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
-from agent_client.errors import ConfigurationError
+from agent_client.errors import AgentError, ConfigurationError
+from agent_client.progress.progress import TRACE_VARIABLE
+from agent_client.state.train_state import TrainState
+from agent_client.step.agent import Agent
 from agent_client.step.rendezvous import GroupPlace
 from examples.ports import free_port
 from tests.agent_client.jobs import TIMES, Job
@@ -186,3 +191,46 @@ def test_close_ends_everything_and_again_does_no_harm(job: Job) -> None:
 def test_an_agent_of_several_ranks_needs_their_group() -> None:
     with pytest.raises(ConfigurationError, match="^group: "):
         GroupPlace(0, 2)
+
+
+# -- one rank in this process, which needs no manager
+
+
+def lone_state() -> TrainState:
+    model = torch.nn.Linear(3, 2)
+    return TrainState(model, torch.optim.SGD(model.parameters(), lr=0.1))
+
+
+def test_a_closed_agent_refuses_a_step_at_once() -> None:
+    with Agent("127.0.0.1:1", state=lone_state()) as agent:
+        pass
+    with pytest.raises(AgentError, match="the Agent was closed"):
+        agent.start_quorum()
+    with pytest.raises(AgentError, match="the Agent was closed"):
+        agent.all_reduce(torch.ones(3)).result()
+
+
+def test_an_exception_that_cannot_be_told_closes_the_agent_too() -> None:
+    class Untold(Exception):
+        def __str__(self) -> str:
+            raise RuntimeError("no text")
+
+    agent = Agent("127.0.0.1:1", state=lone_state())
+    with pytest.raises(RuntimeError, match="no text"), agent:
+        raise Untold
+    assert agent.internals.manager.watch.is_closing
+
+
+def test_an_option_that_is_refused_late_leaves_no_manager(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A script may catch the error and try another option: two managers of the same name would not do."""
+    ended: list[str] = []
+    process: Any = SimpleNamespace(stop=lambda: ended.append("manager"), is_alive=True)
+    group: Any = SimpleNamespace(abort=lambda: ended.append("group"))
+    place = GroupPlace(0, 2, group, process)
+    monkeypatch.setattr("agent_client.step.agent.rendezvous", lambda *_: ("127.0.0.1:1", place))
+    monkeypatch.setenv("LIGHTHOUSE_MANAGER_ADDRESS", "127.0.0.1:1")
+    monkeypatch.setenv(TRACE_VARIABLE, str(tmp_path / "file"))
+    (tmp_path / "file").touch()
+    with pytest.raises(ConfigurationError, match=TRACE_VARIABLE):
+        Agent.from_env(state=lone_state())
+    assert ended == ["group", "manager"]

@@ -2,15 +2,20 @@
 
 import dataclasses
 import math
+import threading
+from concurrent.futures import Future
 from typing import Any, get_type_hints
 
 import pytest
 
 from agent_client import Agent, AgentConfig, ConfigurationError
-from agent_client.step.config import AgentOptions, config_of
+from agent_client.step.config import MAX_TIMEOUT_S, AgentOptions, config_of
+from lighthouse_protocol.messages.session import Vote
+from lighthouse_protocol.wire.streams import WATCH_REQUESTS
 
 REFUSED: list[tuple[str, Any]] = [
     ("timeout_s", 0.0),
+    ("timeout_s", 1.1e9),
     ("connect_timeout_s", -1.0),
     ("quorum_timeout_s", math.inf),
     ("heal_timeout_s", math.nan),
@@ -35,6 +40,16 @@ def test_a_value_that_does_not_fit_is_refused_by_the_name_of_its_field(name: str
 def test_each_field_that_has_wrong_values_is_checked() -> None:
     unchecked = {"world_size", "advertise"}  # checked with world_size_mode; and by what resolves it
     assert {name for name, _ in REFUSED} | unchecked == {field.name for field in dataclasses.fields(AgentConfig)}
+
+
+def test_the_longest_timeouts_together_can_be_waited_for_and_sent() -> None:
+    config = AgentConfig(timeout_s=MAX_TIMEOUT_S, heal_timeout_s=MAX_TIMEOUT_S, connect_timeout_s=MAX_TIMEOUT_S)
+    limit_s = config.timeout_s + config.heal_timeout_s
+    answer = Future[bool]()
+    threading.Timer(0.01, answer.set_result, [True]).start()
+    assert answer.result(max(limit_s, 5 * config.connect_timeout_s))
+    vote = Vote(1, 1, True, 1, True, limit_s)
+    assert WATCH_REQUESTS.read(WATCH_REQUESTS.write(vote)) == vote
 
 
 def test_a_manager_that_has_ended_need_not_be_waited_for() -> None:

@@ -1,10 +1,17 @@
 """Rank 0 evaluates and all learn the result; all say a number and learn who differs."""
 
 import re
+from contextlib import nullcontext
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from agent_client.progress.progress import Progress
+from agent_client.step.evaluation import check_equal, evaluate_on_rank0
+from agent_client.step.rendezvous import ALONE
+from agent_client.step.rules.machine import StepMachine
+from tests.agent_client.assignments import assignment
 from tests.agent_client.jobs import Job
 from tests.agent_client.ranks import Rank
 from tests.processes import Lighthouse, eventually
@@ -126,6 +133,62 @@ def test_a_newcomer_s_check_keeps_nobody_waiting(job: Job) -> None:
     steps = newcomer.begin("steps", 30)
     assert trains.result()[-1]["hash"] == steps.result()[-1]["hash"]
     assert "compared inside this group only" in job.log("b")
+
+
+def alone(*, max_step: int = 5, groups: int = 1) -> Any:
+    """The internals of a rank without peers: an exchange over the groups would raise."""
+    machine = StepMachine(is_alone=True)
+    run: Any = SimpleNamespace(submit=lambda task: SimpleNamespace(result=task))
+    runner = SimpleNamespace(
+        last=assignment(0, groups, max_step=max_step),
+        comparison=SimpleNamespace(is_on=True),
+        collective=lambda *_, **__: nullcontext(),
+    )
+    return SimpleNamespace(
+        machine=machine,
+        runner=runner,
+        place=ALONE,
+        progress=Progress(),
+        thread=run,
+        peers=None,
+        state=SimpleNamespace(has_shards=False),
+        has_state=True,
+        wait_first_quorum=lambda: None,
+    )
+
+
+def test_an_error_whose_text_is_no_text_is_raised_as_it_is() -> None:
+    """The other ranks would wait for a day."""
+    error = ValueError("no such file: caf\udce9.beton")
+
+    def evaluate() -> None:
+        raise error
+
+    with pytest.raises(ValueError, match="no such file") as raised:
+        evaluate_on_rank0(alone(), evaluate, "validation", None, 1.0)
+    assert raised.value is error
+
+
+def test_before_the_first_step_a_group_that_has_resumed_compares_inside_itself() -> None:
+    """Other groups may have trained for days, and compare nothing: these would end this one for another collective."""
+    internals = alone(groups=2)
+    internals.machine.ask()
+    internals.machine.accept_assignment(internals.runner.last)
+    check_equal(internals, "batches", 25, 1.0)
+    internals.runner.last = assignment(0, 2, max_step=0)
+    with pytest.raises(AttributeError):  # it would exchange with the other group
+        check_equal(internals, "batches", 25, 1.0)
+
+
+@pytest.mark.parametrize("of_b", [4, 5])
+def test_groups_that_resume_check_inside_each_group(job: Job, of_b: int) -> None:
+    """Whether their checkpoints are of the same step or not: one that heals could not know what the others compare."""
+    ranks = dict(zip("ab", job.groups("a", "b", actor=ACTOR), strict=True))
+    ranks["a"].call("load", 5)
+    ranks["b"].call("load", of_b)
+    assert {each.get("result") for each in together(ranks, "check_equal", 25).values()} == {"None"}
+    assert [step["committed"] for step in together(ranks, "step").values()] == [True, True]
+    assert {each["result"] for each in together(ranks, "check_equal", 25).values()} == {"None"}
 
 
 @pytest.mark.slow

@@ -5,11 +5,15 @@ import sys
 import threading
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+from torch.distributed import HashStore
 
 from agent_client.step import observer
 from agent_client.step.observer import observe, stop_observing
+from lighthouse_protocol.coordinator import Coordinator
+from lighthouse_protocol.identity import Address
 from lighthouse_protocol.messages.session import FromRank, WatchHello
 from lighthouse_runtime.client.clients import ManagerClient
 from tests.agent_client.manager_client.fake_watch import FakeWatch
@@ -79,7 +83,7 @@ class Store:
         return True
 
     def get(self, key):
-        return b"127.0.0.1:1"
+        return b"127.0.0.1:1 open 00"
 
 def is_initialized():
     return True
@@ -110,3 +114,35 @@ def test_a_script_that_is_importing_torch_is_observed_when_it_has(
     eventually(lambda: manager.hellos, "a watch")
     stop_observing()
     del sys.modules["half_imported_torch"]
+
+
+def test_the_script_s_open_store_does_not_hold_the_secret(manager: Manager, monkeypatch: pytest.MonkeyPatch):
+    """Anyone can read the store. Each rank derives the secret from the join token that it has anyway."""
+    token, store, given, addresses = "lhj_a-token-of-some-length", HashStore(), dict[str, str](), list[str]()
+
+    def start(code: str, options: dict[str, str], *, name: str, variables: dict[str, str]) -> object:
+        given.update(variables)
+        return SimpleNamespace(announced="localhost:4711", stop=lambda: None)
+
+    def connect(address: str) -> ManagerClient:
+        addresses.append(address)
+        return ManagerClient(address)
+
+    monkeypatch.setattr("agent_client.step.rendezvous.ServerProcess", start)
+    monkeypatch.setattr(observer, "_script_store", lambda: store)
+    monkeypatch.setattr(observer, "ManagerClient", connect)
+    monkeypatch.delenv("LIGHTHOUSE_MANAGER_ADDRESS")
+    monkeypatch.setenv("LIGHTHOUSE_ADDRESS", Coordinator((Address("127.0.0.1", 1),), "ab" * 32, token).join_string())
+    monkeypatch.setenv("REPLICA_GROUP_ID", "a")
+    for rank in ("0", "1"):
+        monkeypatch.setenv("RANK", rank)
+        monkeypatch.setattr(observer, "_is_superseded", False)
+        monkeypatch.setattr(observer, "_present", None)
+        observe()
+        eventually(lambda rank=rank: len(manager.hellos) > int(rank), "a watch")
+        stop_observing()
+    secret, stored = given["LIGHTHOUSE_MANAGER_SECRET"], store.get(observer.MANAGER_KEY).decode()
+    assert secret not in stored
+    assert token not in stored
+    assert addresses[0] == addresses[1]
+    assert secret in addresses[0]

@@ -14,6 +14,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from agent_client.errors import AgentError
 from agent_client.progress.progress import Progress
 from agent_client.step.config import AgentConfig
 from agent_client.step.rules.machine import StepMachine
@@ -78,6 +79,28 @@ def test_close_waits_no_longer_than_it_is_told() -> None:
     may_end.set()
     assert hanging.result(PATIENCE_S)
     eventually(lambda: not ours(), "the thread has ended")
+
+
+def test_a_future_cannot_be_cancelled_because_the_other_ranks_run_the_same_task(thread: BackgroundThread) -> None:
+    may_end = threading.Event()
+    thread.submit(may_end.wait)
+    waiting = thread.submit(lambda: "reduced")
+    assert not waiting.cancel()
+    may_end.set()
+    assert waiting.result(PATIENCE_S) == "reduced"
+    assert thread.submit(lambda: "next").result(PATIENCE_S) == "next"
+
+
+def test_a_task_for_a_closed_thread_fails_at_once_and_one_from_before_runs() -> None:
+    thread = BackgroundThread("under test")
+    may_end = threading.Event()
+    before = thread.submit(may_end.wait)
+    thread.close(0.0)
+    with pytest.raises(AgentError, match="the Agent was closed"):
+        thread.submit(lambda: "late").result(PATIENCE_S)
+    may_end.set()
+    assert before.result(PATIENCE_S)
+    eventually(lambda: thread.is_idle, "no task is left")
 
 
 def test_a_task_can_submit_another(thread: BackgroundThread) -> None:

@@ -215,6 +215,16 @@ def test_a_commit_ends_a_row_of_discards() -> None:
     assert (machine.discards, machine.faults) == (0, 0)
 
 
+def test_a_skipped_batch_counts_in_no_mean_and_is_behind_the_groups_all_the_same() -> None:
+    """Two groups contribute, and one of them skips its batch: the next step begins with the third batch."""
+    machine = computing(batches_committed=10)
+    machine.skipped_weight = 1
+    assert (machine.divisor, machine.batches) == (1, 2)
+    machine.record_reduction()
+    ended(machine, commit=True)
+    assert machine.batches_committed == 12
+
+
 def test_nothing_of_a_step_is_left_when_the_next_one_asks() -> None:
     machine = computing(HEALING)
     machine.record_compute()
@@ -222,7 +232,7 @@ def test_nothing_of_a_step_is_left_when_the_next_one_asks() -> None:
     machine.fail_step("b is lost", is_blamed=True)
     machine.abandon_backward()
     machine.is_in_backward = machine.skips_batch = True
-    machine.skipped_weight = 1
+    machine.skipped_weight = machine.reductions = 1
     ended(machine, commit=False)
     machine.ask()
     fresh = machine_in(Phase.ASKED)

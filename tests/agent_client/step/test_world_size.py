@@ -212,7 +212,7 @@ def test_what_another_group_is_to_do_next_is_not_reduced_again(train_state: Trai
     microbatch would count twice."""
     with Agent("127.0.0.1:1", state=train_state, config=AgentConfig(world_size_mode=mode, world_size=3)) as agent:
         with pytest.raises(ConfigurationError, match=f"^salvage: in {mode} mode .* leave salvage out"):
-            agent.internals.salvage_by(lambda: None)
+            agent.internals.salvage_by(lambda: None, lambda: 0)
 
 
 @pytest.mark.parametrize(("mode", "size"), [("constant_batch", 0), ("fixed_with_spares", -1), ("constant", 3)])

@@ -143,6 +143,27 @@ class TestOneRank:
         assert steps == ["step-000000000002", "step-000000000003", "step-000000000050"]
         assert "holds checkpoints up to step 50 that this run has not resumed" in caplog.text
 
+    @pytest.mark.parametrize("is_damaged", [False, True])
+    def test_a_run_that_goes_on_after_it_could_not_resume_leaves_them_too(
+        self, agent: Agent, tmp_path: Path, *, is_damaged: bool
+    ) -> None:
+        """They may be of another model, or can be repaired."""
+        path = save(CheckpointFolder(tmp_path, at(agent, 50, 5)))
+        if is_damaged:
+            damage(path)
+        with make_agent(2, features=3 if is_damaged else 4) as other:
+            checkpoints = CheckpointFolder(tmp_path, other)
+            with pytest.raises(AgentError if is_damaged else StateMismatch):
+                checkpoints.resume()
+            for step in (1, 2, 3, 60, 70):
+                at(other, step, 9)
+                save(checkpoints)
+        assert [name[:17] for name in names(tmp_path)] == [
+            "step-000000000050",
+            "step-000000000060",
+            "step-000000000070",
+        ]
+
     def test_a_damaged_one_is_passed_over_by_name(
         self, agent: Agent, tmp_path: Path, caplog: pytest.LogCaptureFixture
     ) -> None:
@@ -430,6 +451,10 @@ class GroupRank:
     def state_dict(self) -> dict[str, int]:
         return {"step": self.step, "tag_quorum_id": self.quorum_id, "batches_committed": self.step}
 
+    @property
+    def current_step(self) -> int:
+        return self.step
+
     def load_state_dict(self, state: dict[str, int]) -> None:
         self.step, self.quorum_id = state["step"], state["tag_quorum_id"]
 
@@ -527,6 +552,23 @@ class TestGroup:
             group.save(step)
         assert [int(name[5:17]) for name in names(folders[0])] == [10, 50, 55]
         assert Group(folders).holds(10)
+
+    def test_a_first_save_while_some_of_the_ranks_catch_up(self, tmp_path: Path) -> None:
+        """All ranks look at the folder together, in the first save of a script that has not resumed."""
+        place = Place(2)
+        place.barrier = threading.Barrier(2, timeout=2)
+        ranks: list[Any] = [GroupRank(rank, 2, place) for rank in range(2)]
+        ranks[0].catches_up = True
+        group = [CheckpointFolder(tmp_path, rank) for rank in ranks]
+        for step in (5, 10):
+            for rank in ranks:
+                rank.step = step
+            with ThreadPoolExecutor(2) as pool:
+                saved = list(pool.map(CheckpointFolder.save, group))
+            assert [path is not None for path in saved] == [step == 10, True]
+            ranks[0].catches_up = False
+        assert all(each.wait(60) for each in group)
+        assert [int(name[5:17]) for name in names(tmp_path) if not name.startswith(".")] == [10]
 
     def test_a_killed_first_save_is_no_reason_to_stop(self, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
         folders = folders_of(tmp_path, 2, is_shared=False)

@@ -82,12 +82,22 @@ def test_the_sampler_s_position_counts_the_inner_steps_of_committed_outer_steps(
     sampler, fresh = (StepSampler(50, 2, optimizer, seed=4) for _ in range(2))
     batches = iter(sampler)
     for number in range(interval * len(decisions) + more):
-        expected = agent.current_step * interval + number % interval
+        expected = (agent.current_step - 1) * interval + number % interval
         assert optimizer.current_step == expected
         batch = next(batches)
-        assert torch.equal(batch, sampler.batch(2 * (expected - interval) + 1))
+        assert torch.equal(batch, sampler.batch(2 * expected + 1))
         assert torch.equal(next(iter(fresh)), batch)
         inner_step(model, optimizer, number)
+
+
+def test_a_sampler_ends_after_so_many_inner_steps() -> None:
+    """The outer step in which the ranks join has none, so it does not count."""
+    model, optimizer = local_sgd(LoneAgent())
+    assert optimizer.current_step == 0
+    for number, _ in enumerate(StepSampler(50, 2, optimizer, steps=2 * H + 1)):
+        assert optimizer.current_step == number
+        inner_step(model, optimizer, number)
+    assert optimizer.current_step == number + 1 == 2 * H + 1
 
 
 def test_the_sampler_waits_until_its_rank_has_joined() -> None:

@@ -1,13 +1,18 @@
 """A peer dies in the middle of a backward pass: the very step commits, with the survivors' average, bit for bit."""
 
 from concurrent.futures import Future
+from types import SimpleNamespace
 from typing import Any
 
+import pytest
 import torch
 from torch.distributed import GradBucket, HashStore
 from torch.nn import parallel
 
 from agent_client.collectives.gloo import GlooGroup
+from agent_client.progress.progress import Progress
+from agent_client.state.train_state import TrainState
+from agent_client.step.agent import Agent
 from agent_client.training.ddp import Salvage
 from tests.agent_client.jobs import Job
 from tests.agent_client.ranks import Pending, Rank
@@ -21,8 +26,8 @@ def step_together(*ranks: Rank) -> list[Any]:
     return [each.result() for each in begin(*ranks)]
 
 
-def begin(*ranks: Rank, branches: tuple[int, ...] = ()) -> list[Pending]:
-    return [rank.begin("step", *branches[place : place + 1]) for place, rank in enumerate(ranks)]
+def begin(*ranks: Rank, branches: tuple[int, ...] = (), **options: Any) -> list[Pending]:
+    return [rank.begin("step", *branches[place : place + 1], **options) for place, rank in enumerate(ranks)]
 
 
 def average(*gradients: list[list[float] | None]) -> list[list[float] | None]:
@@ -34,9 +39,9 @@ def average(*gradients: list[list[float] | None]) -> list[list[float] | None]:
     return means
 
 
-def lose_in_backward(lost: Rank, *survivors: Rank, branches: tuple[int, ...] = ()) -> list[Any]:
+def lose_in_backward(lost: Rank, *survivors: Rank, branches: tuple[int, ...] = (), **options: Any) -> list[Any]:
     lost.call("hold_backward")
-    pending = begin(*survivors, branches=branches)
+    pending = begin(*survivors, branches=branches, **options)
     lost.begin("step")
     lost.call("wait_in_backward")
     assert not pending[0].is_done(within_s=0.2), "they wait for the last bucket"
@@ -82,6 +87,33 @@ def test_what_only_one_has_used_is_its_half(job: Job) -> None:
     of_a, of_b = lose_in_backward(c, a, b, branches=(0, 1))
     assert of_a["used"] == of_b["used"] == average(of_a["own"], of_b["own"])
     assert None not in of_a["used"]
+
+
+@pytest.mark.parametrize("options", [{"extra": 2.0}, {"skips": True}, {"clips": True}])
+def test_a_step_is_not_salvaged_if_its_gradients_are_not_those_that_are_kept(job: Job, options: dict[str, Any]) -> None:
+    """The script's own reductions are not kept, and with a skipped batch, the kept ones are those of the last step."""
+    a, b, c = job.groups("a", "b", "c", actor=ACTOR, salvage=True)
+    step_together(a, b, c)
+    of_a, of_b = lose_in_backward(c, a, b, **options)
+    assert [one["committed"] for one in (of_a, of_b)] == [False, False]
+    of_a, of_b = (each.result() for each in begin(a, b, **options))
+    assert [one["committed"] for one in (of_a, of_b)] == [True, True]
+    assert of_a["hash"] == of_b["hash"]
+    assert of_a["extra"] == of_b["extra"] == options.get("extra")
+
+
+def test_a_step_is_not_salvaged_if_a_scaler_has_unscaled_its_gradients() -> None:
+    model = torch.nn.Linear(3, 2)
+    sgd = torch.optim.SGD(model.parameters(), lr=0.1)
+    for others, can_salvage in ((dict[str, Any](), True), ({"scaler": torch.amp.GradScaler("cpu")}, False)):
+        with Agent("127.0.0.1:1", state=TrainState(model, sgd, **others)) as agent:
+            internals = agent.internals
+            internals.salvage_by(lambda: None, lambda: 3)
+            internals.machine.begin()
+            internals.machine.reductions = 3
+            assert internals.can_salvage == can_salvage
+            internals.machine.reductions = 4
+            assert not internals.can_salvage
 
 
 def test_who_salvages_meets_who_computes_anew(job: Job) -> None:
@@ -132,6 +164,8 @@ def test_the_memory_order_of_parameters_is_that_of_their_buckets() -> None:
 
 class _Echo:
     """An Agent without peers."""
+
+    internals = SimpleNamespace(progress=Progress())
 
     def all_reduce(self, tensor: torch.Tensor, *, name: str, followed_by: object = ()) -> "Future[torch.Tensor]":
         done: Future[torch.Tensor] = Future()

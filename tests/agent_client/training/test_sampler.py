@@ -64,6 +64,18 @@ def sampler(length: int, batch_size: int, seed: int = 0, agent: Place | None = N
     return StepSampler(length, batch_size, agent or Place(), seed)  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize("seed", [torch.Generator().initial_seed(), 2**63 - 1, 2**64 - 1, -(2**63), -1, 0])
+def test_any_seed_of_torch_gives_an_order_of_its_own(seed: int) -> None:
+    orders = [StepSampler(50, 50, Place(), seed + more).batch(0).tolist() for more in (0, 1)]
+    assert all(sorted(order) == list(range(50)) for order in orders)
+    assert orders[0] != orders[1]
+
+
+def test_the_order_of_a_negative_seed_is_that_of_torch() -> None:
+    generator = torch.Generator().manual_seed(-3 * 1_000_003)
+    assert StepSampler(50, 50, Place(), -3).batch(0).equal(torch.randperm(50, generator=generator))
+
+
 @given(lengths, batch_sizes, seeds, st.lists(numbers, min_size=1, max_size=8))
 def test_a_batch_is_a_function_of_its_number_and_the_seed(
     length: int, batch_size: int, seed: int, asked: list[int]
@@ -182,6 +194,29 @@ def test_each_sample_is_used_once_an_epoch_over_200_kills_and_joins(
             uses += samples.bincount(minlength=length)
             assert uses.max() - uses.min() <= 1
             assert int(uses.sum()) == held.batches_committed * ranks * accumulate * batch_size
+
+
+@pytest.mark.parametrize("groups", [1, 2, 3])
+def test_a_skipped_batch_is_not_drawn_again_and_neither_is_another_in_its_place(groups: int) -> None:
+    """Whichever group skips it: a group alone would get the same bad batch for ever."""
+    ranks = [Rank(f"g{place}", 0, 1, WorldSize()) for place in range(groups)]
+    samplers = [iter(StepSampler(1000, 4, rank).microbatches()) for rank in ranks]
+    drawn: list[torch.Tensor] = []
+    for number in range(3 * (groups + 1)):
+        skips = number % (groups + 1)  # the place that skips, or none
+        for place, rank in enumerate(ranks):
+            rank.machine.ask()
+            rank.machine.accept_assignment(assignment(place, groups, contributors=groups, place=place))
+            drawn += next(samplers[place])
+        for place, rank in enumerate(ranks):
+            rank.machine.record_compute()
+            rank.machine.skips_batch = place == skips
+            rank.machine.skipped_weight = int(skips < groups)
+            rank.machine.record_reduction()
+            rank.machine.vote()
+            rank.machine.record_decision(commit=True)
+    samples = torch.cat(drawn)
+    assert len(samples.unique()) == len(samples)
 
 
 def test_each_epoch_and_each_seed_has_an_order_of_its_own() -> None:

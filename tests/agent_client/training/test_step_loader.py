@@ -52,6 +52,9 @@ def test_a_step_that_accumulates_is_loaded_ahead_too(workers: int) -> None:
 def test_options_that_choose_samples_are_refused() -> None:
     with pytest.raises(TypeError, match="batch_size, shuffle: the StepSampler chooses the samples"):
         StepLoader(Numbers(), StepSampler(1000, 4, Place()), shuffle=True, batch_size=3)
+    with pytest.raises(TypeError, match="in_order=False: a step's batch would be that of another step"):
+        StepLoader(Numbers(), StepSampler(1000, 4, Place()), num_workers=2, in_order=False)
+    assert StepLoader(Numbers(), StepSampler(1000, 4, Place()), num_workers=2, in_order=True)
 
 
 @pytest.mark.parametrize("workers", [0, 2])
