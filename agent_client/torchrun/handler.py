@@ -174,7 +174,7 @@ class LighthouseRendezvous(RendezvousHandler):
         node = self._node
         if node is None or isinstance(node.outcome, RunCompleted):
             return 0
-        return int(node.is_over or node.outcome is not None)
+        return int(node.is_over)
 
     def get_run_id(self) -> str:
         return self._params.run_id
@@ -212,7 +212,9 @@ class LighthouseRendezvous(RendezvousHandler):
         report that the round has ended.
         """
         node = self._node
-        return node is not None and node.is_over_within(self.options.loss_timeout) and not node.is_over_by_failure
+        if node is None or not node.is_over_within(self.options.loss_timeout):
+            return False
+        return not node.is_over_by_failure and not isinstance(node.outcome, RunCompleted)
 
     # -- a round
 

@@ -16,7 +16,7 @@ import pytest
 
 pytest.importorskip("torch")
 
-from torch.distributed import DistStoreError, TCPStore
+from torch.distributed import DistNetworkError, DistStoreError, TCPStore
 from torch.distributed.elastic.rendezvous import (
     RendezvousClosedError,
     RendezvousConnectionError,
@@ -28,6 +28,7 @@ from torch.distributed.elastic.rendezvous import (
 )
 from torch.distributed.elastic.rendezvous.api import RendezvousHandlerRegistry
 
+from agent_client.torchrun import handler as handlers
 from agent_client.torchrun.entry import get_handler
 from agent_client.torchrun.handler import LighthouseRendezvous, create
 from examples.ports import free_port
@@ -92,6 +93,17 @@ def nodes(lighthouse: Lighthouse) -> Iterator[Nodes]:
 
 def is_waiting(handler: LighthouseRendezvous) -> Callable[[], bool]:
     return lambda: handler.num_nodes_waiting() > 0
+
+
+def before_serving(monkeypatch: pytest.MonkeyPatch, act: Callable[[], object]) -> None:
+    """Whatever node serves a round's store, `act` first."""
+
+    def serve(*arguments: Any, is_master: bool, **others: Any) -> TCPStore:
+        if is_master:
+            act()
+        return TCPStore(*arguments, is_master=is_master, **others)
+
+    monkeypatch.setattr(handlers, "TCPStore", serve)
 
 
 class TestWhatTorchAsksOfABackend:
@@ -342,6 +354,24 @@ class TestWhatItDoesBeyond:
         eventually(first.is_closed)
         with pytest.raises(RendezvousGracefulExitError):
             waiting.result(PATIENCE_S)
+
+    def test_a_run_that_ends_while_nodes_meet_ends_their_wait(
+        self, nodes: Nodes, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """The node of rank 0 cannot serve the round's store, so its torchrun ends. The other waits for no store."""
+
+        def fail() -> None:
+            raise DistNetworkError("no port is free")
+
+        before_serving(monkeypatch, fail)
+        members = [nodes.make(), nodes.make()]
+        waiting = dict(zip(members, map(nodes.wait, members), strict=True))
+        [failed] = eventually(lambda: [each for each in members if waiting[each].done()])
+        with pytest.raises(DistNetworkError, match="no port is free"):
+            waiting.pop(failed).result()
+        assert failed.shutdown()
+        with pytest.raises(RendezvousClosedError, match="one of its nodes ended"):
+            next(iter(waiting.values())).result(PATIENCE_S)
 
     def test_the_same_run_id_may_be_launched_anew(self, nodes: Nodes) -> None:
         first, second = nodes.make(), nodes.make()
