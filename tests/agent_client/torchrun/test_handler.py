@@ -2,6 +2,7 @@
 backends ask of one, and what ours does beyond."""
 
 import re
+import signal
 import threading
 import uuid
 from collections.abc import Callable, Iterator
@@ -372,6 +373,38 @@ class TestWhatItDoesBeyond:
         assert failed.shutdown()
         with pytest.raises(RendezvousClosedError, match="one of its nodes ended"):
             next(iter(waiting.values())).result(PATIENCE_S)
+
+    def test_a_lighthouse_that_is_away_while_the_store_is_published_is_waited_for(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """It may be paused, or come back without its state."""
+        bind = f"127.0.0.1:{free_port()}"
+        monkeypatch.setattr(handlers, "CALL_TIMEOUT_S", 0.3)
+        with ThreadPoolExecutor(2) as pool, ExitStack() as stack, Lighthouse("--bind", bind) as lighthouse:
+            nodes = Nodes(bind, stack, pool)
+
+            def pause() -> None:
+                lighthouse.signal(signal.SIGSTOP)
+                threading.Timer(1.0, lighthouse.signal, [signal.SIGCONT]).start()
+
+            def replace_it() -> None:
+                monkeypatch.setattr(handlers, "TCPStore", TCPStore)
+                lighthouse.kill()
+                stack.enter_context(Lighthouse("--bind", bind))
+
+            members = nodes.make(), nodes.make()
+            for leave_for_a_while in (pause, replace_it):
+                before_serving(monkeypatch, leave_for_a_while)
+                assert {each.world_size for each in nodes.join(*members)} == {2}
+
+    def test_one_that_stays_away_then_ends_the_wait(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(handlers, "CALL_TIMEOUT_S", 0.3)
+        with ThreadPoolExecutor(2) as pool, ExitStack() as stack, Lighthouse() as lighthouse:
+            nodes = Nodes(lighthouse.address, stack, pool)
+            before_serving(monkeypatch, lighthouse.kill)
+            said = r"--rdzv-endpoint: the lighthouse has not stored where round 0 .* within 2 s \(join_timeout\)"
+            with pytest.raises(RendezvousConnectionError, match=said):
+                nodes.wait(nodes.make(1, 1, join_timeout="2")).result(PATIENCE_S)
 
     def test_the_same_run_id_may_be_launched_anew(self, nodes: Nodes) -> None:
         first, second = nodes.make(), nodes.make()
