@@ -56,6 +56,7 @@ class WorkerHost(HostSupervisor):
         self._probes: set[asyncio.Task[None]] = set()
         self._orders: asyncio.Task[None] | None = None
         self._ending: asyncio.Task[None] | None = None
+        self._end_asked: GroupEnded | None = None  # set when host 0 has been asked to end the group
         self._notices: dict[str, PreemptionNotice | None] = {}
 
     def _state(self) -> str:
@@ -78,14 +79,16 @@ class WorkerHost(HostSupervisor):
     def handle_signal(self, status: int) -> None:
         """Handle a stop signal.
 
-        After the first signal, ask host 0 to end the group. After the second, stop this host's ranks. After the third,
-        kill them.
+        After the first signal, ask host 0 to end the group. If the stream to host 0 closes before the end, or after the
+        second signal, stop this host's ranks. After the third, kill them.
         """
         self._signals[0] += 1
         over = GroupEnded(status, f"{signal.Signals(status - 128).name} to the supervisor")
         grace_s = self._launch.settings.termination_grace_s
         if self._signals[0] == 1 and self._stream is not None:
+            log.info("%s: host 0 is asked to end the group", over.why, extra=event("end_asked", status=status))
             self._send(hosts.HostEndAsked(status))
+            self._end_asked = over
             notice_s = (self._notice and self._notice.left_s(time.time())) or 0.0
             patience_s = max(notice_s, self._launch.config.drain_timeout_s + grace_s) + _SLACK_S
             self._loop.call_later(patience_s, self._halt_and_finish, over, grace_s)
@@ -145,6 +148,9 @@ class WorkerHost(HostSupervisor):
             if await self._serve_stream():
                 lost_at = self._loop.time()
                 backoff.reset()
+            if self._end_asked is not None:  # host 0 may not have received the request
+                self._halt_and_finish(self._end_asked, settings.termination_grace_s)
+                return
             if self._local is not None:  # stop the ranks of this host, because a group runs completely or not at all
                 self._local.halt(self._local.running, settings.termination_grace_s)
                 await self._local.idle()
