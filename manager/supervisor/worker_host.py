@@ -30,6 +30,7 @@ from lighthouse_runtime.client.streams import HostStream
 from lighthouse_runtime.log_event import event
 from lighthouse_runtime.process.children import host_id
 from lighthouse_runtime.timing.pacing import Backoff
+from manager.group.link import UnreachableLog
 from manager.guard.client import GuardClient
 from manager.supervisor.head_host import HEARTBEAT_S, SILENCE_S
 from manager.supervisor.local_host import HostSupervisor, Launch, LocalHost
@@ -52,6 +53,7 @@ class WorkerHost(HostSupervisor):
         plan = launch.plan(self._manager, ("", settings.master_port))
         self._link = launch.run_link(plan, self)
         self._stream: HostStream | None = None  # stream to host 0, once host 0 has answered
+        self._unreachable_log = UnreachableLog()
         self._heard_at = 0.0  # when the last message from host 0 arrived
         self._probes: set[asyncio.Task[None]] = set()
         self._orders: asyncio.Task[None] | None = None
@@ -176,20 +178,25 @@ class WorkerHost(HostSupervisor):
                 async for message in stream:
                     self._stream = stream
                     self._receive_order(stream, message)
-                log.warning("host 0 closed the stream", extra=event("head_lost"))
+                self._log_lost_head("host 0 closed the stream")
             except (Unreachable, DeadlinePassed) as e:
-                log.warning("host 0 is unreachable: %s", e, extra=event("head_lost"))
+                self._log_lost_head(f"host 0 is unreachable: {e}")
             except LighthouseError as e:
                 self._halt_and_finish(GroupEnded(1, f"host 0 refuses: {e}"), settings.termination_grace_s)
             finally:
                 was_open, self._stream = self._stream is not None, None
         return was_open
 
+    def _log_lost_head(self, why: str) -> None:
+        if text := self._unreachable_log.next_line(why, self._loop.time()):
+            log.warning("%s", text, extra=event("head_lost"))
+
     def _receive_order(self, stream: HostStream, message: hosts.ToHost) -> None:
         self._heard_at = self._loop.time()
         self._loop.call_later(SILENCE_S, self._check_silence, stream)
         match message:
             case hosts.HostWelcome(address, port):
+                self._unreachable_log.clear_error()
                 if self._notices:
                     self._send(PreemptionReport(self._notice))
                 if self._local is None:

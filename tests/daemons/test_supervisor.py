@@ -91,6 +91,15 @@ class TestEnds:
             assert second.wait() == 143
             assert second.gone()
 
+    def test_a_further_host_logs_once_that_host_0_is_not_there(self, lighthouse: Lighthouse) -> None:
+        address = f"127.0.0.1:{free_port()}"
+        options = ("--nnodes", "2", "--head", address, "--node-rank", "1", "--node-timeout", "3s", "--run-id", "alone")
+        env = {MANAGER_SECRET_VARIABLE: SECRET}
+        with Supervisor(lighthouse.address, *options, command=SLEEP, env=env) as supervisor:
+            assert supervisor.wait() == 1
+            assert "exits with 1: host 0 was unreachable for 3 s" in supervisor.log()
+            assert supervisor.log().count("host 0 is unreachable") == 1
+
     def test_a_warning_is_for_the_ranks_that_handle_it(self, lighthouse: Lighthouse) -> None:
         handles = "signal.signal(signal.SIGUSR1, lambda *_: sys.exit(3 if os.getpid() != rank else 0))"
         says = "os.write(1, b'works' + bytes([10]))"  # in one write: the two share a pipe
