@@ -683,7 +683,7 @@ class Generations:
         if error is not None:
             return self._effects.append(events.RankRefused(entry.rank, error))
         if entry.terms != self.terms:  # check_hello admits other terms only if no rank is alive
-            self.terms = entry.terms
+            self.terms, self.budget = entry.terms, RestartBudget()
             self.ranks.adopt_world_size(entry.terms.world_size)
         old = self.ranks.rank_of_slot(entry.rank.slot)
         if old is not None and old.is_here and old.rank != entry.rank:

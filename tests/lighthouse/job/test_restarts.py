@@ -1,5 +1,7 @@
 """A run around its generations: supervisors, excluded hosts, incidents that they explain, completion and launches."""
 
+from dataclasses import replace
+
 import pytest
 
 from lighthouse.job.events import (
@@ -526,6 +528,20 @@ def test_a_process_that_gets_its_slot_back_has_not_been_restarted(others_form: b
     stage.ready(1, 0)
     assert stage.running() == {0, 1}
     assert (stage.number, stage.table()) == (number, before)
+
+
+def test_failures_under_another_budget_do_not_count():
+    """The run has returned with fewer restarts than it has had failures, long ago."""
+    stage = running(2, max_restarts=5, restart_window_s=600.0)
+    for _ in range(2):
+        stage.wait(1000)
+        stage.fail(0)
+    stage.kill(0, 1)
+    stage.terms = replace(stage.terms, max_restarts=0)
+    stage.start(0, 1)
+    assert (stage.number, stage.running(), stage.machine.stop) == (3, {0, 1}, None)
+    stage.fail(0)
+    assert stage.machine.stop is not None
 
 
 def by_torchrun(stage: RunStage, *slots: int) -> None:
