@@ -709,8 +709,10 @@ class Generations:
     def lose_rank(self, rank: Rank, reason: str, now: float) -> None:
         self.ranks.mark_rank_lost(rank)
         self.progress.remove_rank(rank.rank.slot)
-        if self.current.remove_lost(rank.rank, now):
+        if self.current.remove_lost(rank.rank, now) and not self._is_over:
             self._break_generation(f"{rank.rank}: {reason}", now, lost=(rank.rank,))
+        else:
+            self._effects.append(events.RecordChanged())
 
     # -- messages of ranks
 
