@@ -65,7 +65,7 @@ class TorchScope:
         gc.unfreeze()
 
     def patch(self, generation: int) -> None:
-        self._generation, self._rendezvous_count, self._store = generation, 0, None
+        self._begin_generation(generation)
         _forget_unfinished_groups()
         self._excepthook = sys.excepthook
         self._replaced = {name: getattr(distributed_c10d, name) for name in ("ProcessGroup", "rendezvous")}
@@ -74,6 +74,9 @@ class TorchScope:
         if self._lighthouse:  # without a lighthouse, only NCCL's watchdog can end a collective
             self._variables = [name for name in _VARIABLES if name not in os.environ]
             os.environ.update({name: _VARIABLES[name] for name in self._variables})
+
+    def _begin_generation(self, generation: int) -> None:
+        self._generation, self._rendezvous_count, self._store = generation, 0, None
 
     def restore(self) -> None:
         for name in self._variables:
@@ -107,6 +110,9 @@ class TorchScope:
             trim(0)
 
     def _rendezvous(self, url: str, rank: int = -1, world_size: int = -1, **options: Any) -> Iterator[Any]:
+        # The function may have advanced to another generation, in which other processes may take part.
+        if self._lighthouse and (generation := StoreMixin().get_global_iteration()) != self._generation:
+            self._begin_generation(generation)
         self._rendezvous_count += 1
         prefix = f"{self._generation}.{self._rendezvous_count}"
         if not self._lighthouse or url != "env://":

@@ -174,7 +174,7 @@ class LighthouseRendezvous(RendezvousHandler):
         node = self._node
         if node is None or isinstance(node.outcome, RunCompleted):
             return 0
-        return int(node.is_over or node.outcome is not None)
+        return int(node.is_over)
 
     def get_run_id(self) -> str:
         return self._params.run_id
@@ -212,13 +212,15 @@ class LighthouseRendezvous(RendezvousHandler):
         report that the round has ended.
         """
         node = self._node
-        return node is not None and node.is_over_within(self.options.loss_timeout) and not node.is_over_by_failure
+        if node is None or not node.is_over_within(self.options.loss_timeout):
+            return False
+        return not node.is_over_by_failure and not isinstance(node.outcome, RunCompleted)
 
     # -- a round
 
     def _join_round(self, node: Node, joined: Run, ends_at: float) -> RendezvousInfo | None:
         """Connect to the store of the round `joined`. Return None if that round has ended or `ends_at` has passed."""
-        store = self._serve(node, joined) if joined.rank == 0 else None
+        store = self._serve(node, joined, ends_at) if joined.rank == 0 else None
         while store is None and not node.is_over and time.monotonic() < ends_at:
             store = self._connect(node, joined, ends_at)
         if store is None or node.is_over:
@@ -235,7 +237,12 @@ class LighthouseRendezvous(RendezvousHandler):
             raise
         return RendezvousInfo(mine, joined.rank, joined.world_size, info)
 
-    def _serve(self, node: Node, joined: Run) -> TCPStore | None:
+    def _serve(self, node: Node, joined: Run, ends_at: float) -> TCPStore | None:
+        """Serve the store of the round `joined`, and publish its address. Return None if that round has ended.
+
+        Raises:
+            RendezvousConnectionError: The lighthouse has not stored the address before `ends_at`.
+        """
         store = TCPStore(self._host, 0, is_master=True, wait_for_workers=False, timeout=STORE_TIMEOUT)
         self._served = store  # drops the reference to the store of the previous round
         while not node.is_over:
@@ -251,7 +258,12 @@ class LighthouseRendezvous(RendezvousHandler):
                 )
             except WrongState:
                 return None  # another round has formed
-            except Unreachable:
+            except LighthouseError as e:  # it is down or paused, or has just lost this node or all its state
+                if time.monotonic() >= ends_at:
+                    raise RendezvousConnectionError(
+                        f"{self._named_by}: the lighthouse has not stored where round {joined.number} of "
+                        f"{self.get_run_id()} meets within {self.options.join_timeout:g} s (join_timeout): {e}"
+                    ) from None
                 node.is_over_within(RETRY_S)
             else:
                 return store

@@ -42,6 +42,7 @@ class Node(DriverThread):
         self._changed = threading.Condition()
         self._round: events.Run | None = None
         self._is_over = False
+        self._has_finished = False
         self._failure = -1
         self.outcome: Outcome | None = None
         """How the run has ended for this node, or None if there may be another round."""
@@ -66,11 +67,13 @@ class Node(DriverThread):
 
     @property
     def is_over(self) -> bool:
-        """True if the current round has ended because a node was lost, failed or wants to join.
+        """True if the run has ended, or the current round, because a node was lost, failed or wants to join.
 
-        False if the run has completed, so that other nodes can finish.
+        False if the run has completed after this node has finished, so that the other nodes can finish, too.
         """
-        return self._is_over and not isinstance(self.outcome, RunCompleted)
+        if isinstance(self.outcome, RunCompleted):
+            return not self._has_finished
+        return self._is_over or self.outcome is not None
 
     def is_over_within(self, limit_s: float) -> bool:
         """Wait up to `limit_s` seconds until the round has ended. Return whether it has.
@@ -114,6 +117,7 @@ class Node(DriverThread):
         return None
 
     def finish(self) -> None:
+        self._has_finished = True
         self.put(events.Returned())
 
     def close(self, limit_s: float) -> bool:
@@ -126,7 +130,7 @@ class Node(DriverThread):
 
     def run_generation(self, run: events.Run) -> None:
         with self._changed:
-            self._round, self._is_over = run, False
+            self._round, self._is_over, self._has_finished = run, False, False
             self._changed.notify_all()
 
     def end_run(self, ended: events.Ended) -> None:

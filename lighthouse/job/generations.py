@@ -404,7 +404,8 @@ class Ranks:
         rank = self._slots.get(entry.rank.slot)
         if rank is None or rank.rank != entry.rank:
             self._release_slot(rank)
-            rank = self._slots[entry.rank.slot] = Rank(entry.rank, now, now, is_successor=rank is not None)
+            is_successor = rank is not None
+            rank = self._slots[entry.rank.slot] = Rank(entry.rank, now, now, is_successor=is_successor, entered_at=now)
         elif rank.session is not None:
             self._sessions.pop(rank.session, None)
         rank.attempt, rank.host, rank.pid, rank.is_here = entry.attempt, entry.host, entry.pid, True
@@ -589,8 +590,7 @@ def _is_short(verdict: RunVerdict, current: GenerationState) -> bool:
 
 def _is_incomplete(ranks: Ranks, current: GenerationState, terms: RunTerms) -> bool:
     """Return whether the next generation should wait for more ranks."""
-    # Live ranks whose unit has lost a rank are about to be restarted together with it.
-    if any(r.is_here and r.rank.unit in current.lost_units for r in ranks):
+    if any(r.is_here and current.is_to_restart(r) for r in ranks):
         return True
     if current.survivors:
         return bool(current.running)
@@ -683,7 +683,7 @@ class Generations:
         if error is not None:
             return self._effects.append(events.RankRefused(entry.rank, error))
         if entry.terms != self.terms:  # check_hello admits other terms only if no rank is alive
-            self.terms = entry.terms
+            self.terms, self.budget = entry.terms, RestartBudget()
             self.ranks.adopt_world_size(entry.terms.world_size)
         old = self.ranks.rank_of_slot(entry.rank.slot)
         if old is not None and old.is_here and old.rank != entry.rank:
@@ -709,8 +709,10 @@ class Generations:
     def lose_rank(self, rank: Rank, reason: str, now: float) -> None:
         self.ranks.mark_rank_lost(rank)
         self.progress.remove_rank(rank.rank.slot)
-        if self.current.remove_lost(rank.rank):
+        if self.current.remove_lost(rank.rank, now) and not self._is_over:
             self._break_generation(f"{rank.rank}: {reason}", now, lost=(rank.rank,))
+        else:
+            self._effects.append(events.RecordChanged())
 
     # -- messages of ranks
 

@@ -345,6 +345,8 @@ class Rank:
     """Digest of the secret in the rank's hello. Empty if the hello had none."""
     is_successor: bool = False
     """True if another process had the slot earlier in this launch. A restarted supervisor cannot report this."""
+    entered_at: float = field(default=-math.inf, compare=False)
+    """When the process entered the run, or minus infinity if that was before this lighthouse started."""
 
     @property
     def is_ready(self) -> bool:
@@ -500,7 +502,8 @@ class GenerationState:
         self.has_stepped = False
         self.delayed_until = -math.inf  # earliest moment for the next generation
         self._taken = frozenset(rank.slot for rank in self.active)
-        self.lost_units = self._find_lost()
+        self.lost_units = dict.fromkeys(self._find_lost(), -math.inf)
+        """Units that have lost an unfinished rank, and when each lost its first."""
 
     @property
     def number(self) -> int:
@@ -542,7 +545,8 @@ class GenerationState:
         """Count an active rank as running again because its process has reconnected. Ignore other ranks."""
         if rank in self.active and rank not in self.survivors:
             self.survivors |= {rank}
-            self.lost_units = self._find_lost()
+            lost = self._find_lost()
+            self.lost_units = {unit: at for unit, at in self.lost_units.items() if unit in lost}
         self.running |= self.active & {rank}
 
     def mark_ready(self, rank: RankId) -> None:
@@ -550,20 +554,24 @@ class GenerationState:
         if rank in self.active and not self.is_broken:
             self.is_advancing = True
 
-    def remove_lost(self, rank: RankId) -> bool:
+    def remove_lost(self, rank: RankId, now: float) -> bool:
         """Remove a lost rank. Return whether its loss breaks the generation."""
         self.survivors -= {rank}
         self.running.discard(rank)
         if rank not in self.active or rank in self.finished:
             return False
-        self.lost_units.add(rank.unit)
+        self.lost_units.setdefault(rank.unit, now)
         return True
 
-    def _find_lost(self) -> set[str]:
-        """Return the units (ranks that restart together) that have lost an unfinished rank.
+    def is_to_restart(self, rank: Rank) -> bool:
+        """Return whether a live process is about to be killed, because its unit has lost a rank since it entered.
 
-        The other processes of these units are about to be killed.
+        A unit is a set of ranks that restart together. torchrun may start a unit again under the same name.
         """
+        lost_at = self.lost_units.get(rank.rank.unit)
+        return lost_at is not None and rank.entered_at <= lost_at and not self.is_place_taken(rank.rank)
+
+    def _find_lost(self) -> set[str]:
         return {rank.unit for rank in self.active - self.survivors - self.finished}
 
     def finish_rank(self, rank: RankId) -> bool:

@@ -208,9 +208,8 @@ def _is_end_of(scheduled: object, machine: str) -> bool:
 class File:
     """A file whose existence is a notice. It may contain the seconds left when it was written, and a reason."""
 
-    name = FILE
-
     def __init__(self, path: Path) -> None:
+        self.name = f"{FILE}={path}"  # there may be several
         self._path = path
         self._reading: Future[PreemptionNotice | None] | None = None
 

@@ -30,6 +30,7 @@ from lighthouse_runtime.client.streams import HostStream
 from lighthouse_runtime.log_event import event
 from lighthouse_runtime.process.children import host_id
 from lighthouse_runtime.timing.pacing import Backoff
+from manager.group.link import UnreachableLog
 from manager.guard.client import GuardClient
 from manager.supervisor.head_host import HEARTBEAT_S, SILENCE_S
 from manager.supervisor.local_host import HostSupervisor, Launch, LocalHost
@@ -52,10 +53,12 @@ class WorkerHost(HostSupervisor):
         plan = launch.plan(self._manager, ("", settings.master_port))
         self._link = launch.run_link(plan, self)
         self._stream: HostStream | None = None  # stream to host 0, once host 0 has answered
+        self._unreachable_log = UnreachableLog()
         self._heard_at = 0.0  # when the last message from host 0 arrived
         self._probes: set[asyncio.Task[None]] = set()
         self._orders: asyncio.Task[None] | None = None
         self._ending: asyncio.Task[None] | None = None
+        self._end_asked: GroupEnded | None = None  # set when host 0 has been asked to end the group
         self._notices: dict[str, PreemptionNotice | None] = {}
 
     def _state(self) -> str:
@@ -78,14 +81,16 @@ class WorkerHost(HostSupervisor):
     def handle_signal(self, status: int) -> None:
         """Handle a stop signal.
 
-        After the first signal, ask host 0 to end the group. After the second, stop this host's ranks. After the third,
-        kill them.
+        After the first signal, ask host 0 to end the group. If the stream to host 0 closes before the end, or after the
+        second signal, stop this host's ranks. After the third, kill them.
         """
         self._signals[0] += 1
         over = GroupEnded(status, f"{signal.Signals(status - 128).name} to the supervisor")
         grace_s = self._launch.settings.termination_grace_s
         if self._signals[0] == 1 and self._stream is not None:
+            log.info("%s: host 0 is asked to end the group", over.why, extra=event("end_asked", status=status))
             self._send(hosts.HostEndAsked(status))
+            self._end_asked = over
             notice_s = (self._notice and self._notice.left_s(time.time())) or 0.0
             patience_s = max(notice_s, self._launch.config.drain_timeout_s + grace_s) + _SLACK_S
             self._loop.call_later(patience_s, self._halt_and_finish, over, grace_s)
@@ -145,6 +150,9 @@ class WorkerHost(HostSupervisor):
             if await self._serve_stream():
                 lost_at = self._loop.time()
                 backoff.reset()
+            if self._end_asked is not None:  # host 0 may not have received the request
+                self._halt_and_finish(self._end_asked, settings.termination_grace_s)
+                return
             if self._local is not None:  # stop the ranks of this host, because a group runs completely or not at all
                 self._local.halt(self._local.running, settings.termination_grace_s)
                 await self._local.idle()
@@ -170,20 +178,25 @@ class WorkerHost(HostSupervisor):
                 async for message in stream:
                     self._stream = stream
                     self._receive_order(stream, message)
-                log.warning("host 0 closed the stream", extra=event("head_lost"))
+                self._log_lost_head("host 0 closed the stream")
             except (Unreachable, DeadlinePassed) as e:
-                log.warning("host 0 is unreachable: %s", e, extra=event("head_lost"))
+                self._log_lost_head(f"host 0 is unreachable: {e}")
             except LighthouseError as e:
                 self._halt_and_finish(GroupEnded(1, f"host 0 refuses: {e}"), settings.termination_grace_s)
             finally:
                 was_open, self._stream = self._stream is not None, None
         return was_open
 
+    def _log_lost_head(self, why: str) -> None:
+        if text := self._unreachable_log.next_line(why, self._loop.time()):
+            log.warning("%s", text, extra=event("head_lost"))
+
     def _receive_order(self, stream: HostStream, message: hosts.ToHost) -> None:
         self._heard_at = self._loop.time()
         self._loop.call_later(SILENCE_S, self._check_silence, stream)
         match message:
             case hosts.HostWelcome(address, port):
+                self._unreachable_log.clear_error()
                 if self._notices:
                     self._send(PreemptionReport(self._notice))
                 if self._local is None:

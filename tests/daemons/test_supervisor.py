@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from examples.ports import free_port
 from lighthouse_protocol.limits import MANAGER_SECRET_VARIABLE
 from lighthouse_runtime.client.clients import LighthouseClient, ManagerClient
 from tests.daemons.supervisors import ONCE, QUICK, SLEEP, Supervisor, marked, python, restarted, runs
@@ -72,6 +73,32 @@ class TestEnds:
             supervisor.signal(number)
             assert supervisor.wait() == status
             assert supervisor.gone()
+
+    def test_a_signal_to_a_further_host_whose_host_0_dies_before_it_has_answered(self, lighthouse: Lighthouse) -> None:
+        address = f"127.0.0.1:{free_port()}"
+        options = (*QUICK, "--nnodes", "2", "--head", address, "--drain-timeout", "600s", "--run-id", "unanswered")
+        env = {MANAGER_SECRET_VARIABLE: SECRET}
+        first = Supervisor(lighthouse.address, *options, "--bind", address, command=SLEEP, env=env)
+        second = Supervisor(lighthouse.address, *options, "--node-rank", "1", command=SLEEP, env=env)
+        with contextlib.closing(first), contextlib.closing(second):
+            first.launch()
+            second.launch()
+            restarted(second, 0)
+            first.signal(signal.SIGSTOP)
+            second.signal(signal.SIGTERM)
+            second.wait_for_log("SIGTERM to the supervisor: host 0 is asked to end the group")
+            first.kill()
+            assert second.wait() == 143
+            assert second.gone()
+
+    def test_a_further_host_logs_once_that_host_0_is_not_there(self, lighthouse: Lighthouse) -> None:
+        address = f"127.0.0.1:{free_port()}"
+        options = ("--nnodes", "2", "--head", address, "--node-rank", "1", "--node-timeout", "3s", "--run-id", "alone")
+        env = {MANAGER_SECRET_VARIABLE: SECRET}
+        with Supervisor(lighthouse.address, *options, command=SLEEP, env=env) as supervisor:
+            assert supervisor.wait() == 1
+            assert "exits with 1: host 0 was unreachable for 3 s" in supervisor.log()
+            assert supervisor.log().count("host 0 is unreachable") == 1
 
     def test_a_warning_is_for_the_ranks_that_handle_it(self, lighthouse: Lighthouse) -> None:
         handles = "signal.signal(signal.SIGUSR1, lambda *_: sys.exit(3 if os.getpid() != rank else 0))"

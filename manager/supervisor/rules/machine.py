@@ -7,8 +7,8 @@ This module does no I/O. A *unit* is a set of ranks that restart together: the w
    has passed, if restart_policy.py permits it.
 2. A rank that exits with the stop exit code or by SIGINT stops the run for all groups. So does an exhausted restart
    budget, unless the losses occurred because the group does not fit its peers. Then only this group ends.
-3. If a host's supervisor is lost, its ranks are lost, too, and the group waits for the host. A rank also counts as lost
-   if its process exists but does nothing, because it is stopped or frozen.
+3. If a host's supervisor is lost, its running ranks are lost, too, and the group waits for the host. A rank also counts
+   as lost if its process exists but does nothing, because it is stopped or frozen.
 4. If the group must end, or the run is stopped, nothing restarts, and the group ends when its last rank has exited. The
    first reason is kept. Repeated requests can shorten the grace period, but not extend it.
 5. Events from earlier attempts are ignored.
@@ -151,7 +151,7 @@ class SupervisorMachine:
     def tick(self, now: float) -> Sequence[events.Effect]:
         self._effects = []
         if not self.is_over:
-            late = [host for host, since in self._missing_since.items() if now >= since + self._host_timeout_s]
+            late = [host for host, since in self._awaited_hosts().items() if now >= since + self._host_timeout_s]
             if late and self._ending is None:
                 self._fail(f"host {late[0]} of the group was missing for {self._host_timeout_s:g} s", now)
             self._advance(now)
@@ -162,7 +162,7 @@ class SupervisorMachine:
         if self.is_over or self._ending is not None:
             return None
         starts = [unit.starts_at for unit in self.units if unit.phase is Phase.WAITING and self._has_hosts(unit)]
-        return min((*starts, *(at + self._host_timeout_s for at in self._missing_since.values())), default=None)
+        return min((*starts, *(at + self._host_timeout_s for at in self._awaited_hosts().values())), default=None)
 
     def _dispatch(self, event: events.Event, now: float) -> None:
         match event:
@@ -310,6 +310,12 @@ class SupervisorMachine:
                 unit.running, unit.misfit = set(unit.ranks), ""
                 by_host = self._by_host(unit.ranks)
                 self._effects += [events.Start(host, ranks, unit.attempt) for host, ranks in by_host]
+
+    def _awaited_hosts(self) -> dict[int, float]:
+        """Return the missing hosts that a unit needs for its next start, and since when each is missing."""
+        waiting = (unit.ranks for unit in self.units if unit.phase in (Phase.WAITING, Phase.STOPPING))
+        needed = {self._layout.host_of(rank) for ranks in waiting for rank in ranks}
+        return {host: since for host, since in self._missing_since.items() if host in needed}
 
     def _has_hosts(self, unit: Unit) -> bool:
         return all(self._layout.host_of(rank) in self._ready for rank in unit.ranks)

@@ -12,12 +12,15 @@ import pytest
 pytest.importorskip("torch")
 
 import torch.distributed.tensor
-from torch.distributed import HashStore, distributed_c10d
+from torch.distributed import HashStore, TCPStore, distributed_c10d
 
 from agent_client.collectives.interruptible import InterruptibleGroup
 from agent_client.collectives.nccl import DUMP
+from agent_client.restart import store
 from agent_client.restart.interrupter import ProcessGroups
+from agent_client.restart.store import State
 from agent_client.restart.torch_scope import TorchScope
+from lighthouse_protocol.identity import parse_address
 
 HANDLING, RETHROW = "TORCH_NCCL_ASYNC_ERROR_HANDLING", "TORCH_NCCL_RETHROW_CUDA_ERRORS"
 
@@ -136,3 +139,41 @@ def test_an_init_process_group_that_has_failed_leaves_no_count_behind(monkeypatc
             groups.abort()
     groups.recover()
     groups.close()
+
+
+class Keys:
+    """A run of this process alone, whose lighthouse takes keys."""
+
+    def __init__(self) -> None:
+        self.client: Any = self
+        self.state = State(use_global_iteration=True)
+        self.run_id, self.slot, self.secret, self.timeout_s = "r", 0, "", 5.0
+        self.put: list[tuple[int, bytes]] = []
+
+    def put_key(self, generation: int, kind: str, name: str, value: bytes, **_: object) -> None:
+        self.put.append((generation, value))
+
+    def advance(self) -> int:
+        self.state.iteration += 1
+        return self.state.iteration
+
+
+def test_after_an_advance_ranks_meet_at_a_store_of_the_new_generation(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A rank may have been replaced by a spare, which knows no store and no count of the generation before."""
+    run = Keys()
+    monkeypatch.setattr(store, "present_runs", [run])
+    for name, value in (("RANK", "0"), ("WORLD_SIZE", "1")):
+        monkeypatch.setenv(name, value)
+    groups = ProcessGroups("127.0.0.1:1")
+    with groups.patched(0):
+        for generation in range(2):
+            for count in (1, 2):
+                met, _, _ = next(distributed_c10d.rendezvous("env://"))
+                met.set("met", b"")
+                where = parse_address(run.put[-1][1].decode(), "key")
+                peer = TCPStore(where.host, where.port or 0, is_master=False)
+                assert peer.check([f"{generation}.{count}/met"])
+            run.advance()
+    groups.recover()
+    groups.close()
+    assert [generation for generation, _ in run.put] == [0, 1]

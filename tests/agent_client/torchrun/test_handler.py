@@ -2,6 +2,7 @@
 backends ask of one, and what ours does beyond."""
 
 import re
+import signal
 import threading
 import uuid
 from collections.abc import Callable, Iterator
@@ -16,7 +17,7 @@ import pytest
 
 pytest.importorskip("torch")
 
-from torch.distributed import DistStoreError, TCPStore
+from torch.distributed import DistNetworkError, DistStoreError, TCPStore
 from torch.distributed.elastic.rendezvous import (
     RendezvousClosedError,
     RendezvousConnectionError,
@@ -28,6 +29,7 @@ from torch.distributed.elastic.rendezvous import (
 )
 from torch.distributed.elastic.rendezvous.api import RendezvousHandlerRegistry
 
+from agent_client.torchrun import handler as handlers
 from agent_client.torchrun.entry import get_handler
 from agent_client.torchrun.handler import LighthouseRendezvous, create
 from examples.ports import free_port
@@ -92,6 +94,17 @@ def nodes(lighthouse: Lighthouse) -> Iterator[Nodes]:
 
 def is_waiting(handler: LighthouseRendezvous) -> Callable[[], bool]:
     return lambda: handler.num_nodes_waiting() > 0
+
+
+def before_serving(monkeypatch: pytest.MonkeyPatch, act: Callable[[], object]) -> None:
+    """Whatever node serves a round's store, `act` first."""
+
+    def serve(*arguments: Any, is_master: bool, **others: Any) -> TCPStore:
+        if is_master:
+            act()
+        return TCPStore(*arguments, is_master=is_master, **others)
+
+    monkeypatch.setattr(handlers, "TCPStore", serve)
 
 
 class TestWhatTorchAsksOfABackend:
@@ -342,6 +355,56 @@ class TestWhatItDoesBeyond:
         eventually(first.is_closed)
         with pytest.raises(RendezvousGracefulExitError):
             waiting.result(PATIENCE_S)
+
+    def test_a_run_that_ends_while_nodes_meet_ends_their_wait(
+        self, nodes: Nodes, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """The node of rank 0 cannot serve the round's store, so its torchrun ends. The other waits for no store."""
+
+        def fail() -> None:
+            raise DistNetworkError("no port is free")
+
+        before_serving(monkeypatch, fail)
+        members = [nodes.make(), nodes.make()]
+        waiting = dict(zip(members, map(nodes.wait, members), strict=True))
+        [failed] = eventually(lambda: [each for each in members if waiting[each].done()])
+        with pytest.raises(DistNetworkError, match="no port is free"):
+            waiting.pop(failed).result()
+        assert failed.shutdown()
+        with pytest.raises(RendezvousClosedError, match="one of its nodes ended"):
+            next(iter(waiting.values())).result(PATIENCE_S)
+
+    def test_a_lighthouse_that_is_away_while_the_store_is_published_is_waited_for(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """It may be paused, or come back without its state."""
+        bind = f"127.0.0.1:{free_port()}"
+        monkeypatch.setattr(handlers, "CALL_TIMEOUT_S", 0.3)
+        with ThreadPoolExecutor(2) as pool, ExitStack() as stack, Lighthouse("--bind", bind) as lighthouse:
+            nodes = Nodes(bind, stack, pool)
+
+            def pause() -> None:
+                lighthouse.signal(signal.SIGSTOP)
+                threading.Timer(1.0, lighthouse.signal, [signal.SIGCONT]).start()
+
+            def replace_it() -> None:
+                monkeypatch.setattr(handlers, "TCPStore", TCPStore)
+                lighthouse.kill()
+                stack.enter_context(Lighthouse("--bind", bind))
+
+            members = nodes.make(), nodes.make()
+            for leave_for_a_while in (pause, replace_it):
+                before_serving(monkeypatch, leave_for_a_while)
+                assert {each.world_size for each in nodes.join(*members)} == {2}
+
+    def test_one_that_stays_away_then_ends_the_wait(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(handlers, "CALL_TIMEOUT_S", 0.3)
+        with ThreadPoolExecutor(2) as pool, ExitStack() as stack, Lighthouse() as lighthouse:
+            nodes = Nodes(lighthouse.address, stack, pool)
+            before_serving(monkeypatch, lighthouse.kill)
+            said = r"--rdzv-endpoint: the lighthouse has not stored where round 0 .* within 2 s \(join_timeout\)"
+            with pytest.raises(RendezvousConnectionError, match=said):
+                nodes.wait(nodes.make(1, 1, join_timeout="2")).result(PATIENCE_S)
 
     def test_the_same_run_id_may_be_launched_anew(self, nodes: Nodes) -> None:
         first, second = nodes.make(), nodes.make()

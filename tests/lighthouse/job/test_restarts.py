@@ -1,10 +1,13 @@
 """A run around its generations: supervisors, excluded hosts, incidents that they explain, completion and launches."""
 
+from dataclasses import replace
+
 import pytest
 
 from lighthouse.job.events import (
     Completed,
     IncidentChanged,
+    ProcessPaused,
     RankJoined,
     RankLost,
     RankRefused,
@@ -15,6 +18,7 @@ from lighthouse.job.events import (
     Resumed,
     RunEffect,
     RunEvent,
+    RunVerdict,
     SessionEnded,
     StopAsked,
     Stopped,
@@ -524,6 +528,55 @@ def test_a_process_that_gets_its_slot_back_has_not_been_restarted(others_form: b
     stage.ready(1, 0)
     assert stage.running() == {0, 1}
     assert (stage.number, stage.table()) == (number, before)
+
+
+def test_failures_under_another_budget_do_not_count():
+    """The run has returned with fewer restarts than it has had failures, long ago."""
+    stage = running(2, max_restarts=5, restart_window_s=600.0)
+    for _ in range(2):
+        stage.wait(1000)
+        stage.fail(0)
+    stage.kill(0, 1)
+    stage.terms = replace(stage.terms, max_restarts=0)
+    stage.start(0, 1)
+    assert (stage.number, stage.running(), stage.machine.stop) == (3, {0, 1}, None)
+    stage.fail(0)
+    assert stage.machine.stop is not None
+
+
+def by_torchrun(stage: RunStage, *slots: int) -> None:
+    """New processes. torchrun counts no restart when a node is lost, so they have the names of those before."""
+    for slot in slots:
+        worker = stage.spawn(slot, attempt=0)
+        worker.rank = RankId(slot, f"{worker.rank.incarnation}.torchrun-0")
+        stage.enter(slot)
+        stage.ready(slot)
+
+
+def test_processes_that_torchrun_has_started_again_do_not_wait_for_their_own_restart():
+    stage = RunStage(4, stride=100, active=3, obedient=False)
+    by_torchrun(stage, 0, 1, 2, 3)
+    assert stage.running() == {0, 1, 2}
+    stage.wait(1)
+    stage.kill(2)
+    stage.ready(0, 1)
+    assert stage.machine.verdict(stage.now) is RunVerdict.WAITING_FOR_RANKS, "torchrun is about to kill them"
+    stage.wait(1)
+    stage.kill(0, 1, 3)
+    stage.wait(1)
+    by_torchrun(stage, 3, 0, 1, 2)
+    assert (stage.number, stage.running()) == (100, {0, 1, 2})
+
+
+def test_nor_do_those_by_which_the_lighthouse_learns_of_the_loss():
+    """It was paused, and has not read the ends of the streams of those before."""
+    stage = RunStage(2, stride=100)
+    by_torchrun(stage, 0, 1)
+    stage.feed(ProcessPaused(1.0))
+    for slot in (0, 1):
+        stage.break_connection(slot)
+    by_torchrun(stage, 0, 1)
+    assert (stage.number, stage.running()) == (100, {0, 1})
 
 
 def test_a_world_of_another_size_knows_nothing_of_the_hosts_of_the_one_before():

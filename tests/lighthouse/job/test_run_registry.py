@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import time
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -176,6 +177,32 @@ async def test_a_quiet_run_is_dropped_and_found_again(runs: RunRegistry):
     assert runs.find_run_driver("j", "r") is again
 
 
+@pytest.mark.parametrize("end", ["stopped", "finished"])
+async def test_ranks_that_were_lost_before_a_quiet_run_was_dropped_do_not_come_back_with_it(
+    runs: RunRegistry, end: str
+):
+    """Nor do they keep their slots, or the terms, from the processes of the next launch."""
+    driver = runs.get_run_driver("j", "r")
+    sessions = [entered(driver, slot)[0] for slot in (0, 1)]
+    if end == "stopped":
+        driver.request_stop("enough", "operator")
+    else:
+        driver.receive_from_rank(sessions[0], FinishReport(0))
+        driver.end_rank(sessions.pop())
+    await asyncio.sleep(2 * NOTED_WITHIN_S)  # nothing is due to be written
+    for session in sessions:
+        driver.end_rank(session)
+    runs.forget_quiet()
+    again = runs.get_run_driver("j", "r")
+    assert again is not driver
+    assert not again.has_ranks
+    again.request_resume()
+    rank = Rank()
+    other = RankHello(RankId(0, "another"), replace(TERMS, max_restarts=3), is_ready=True, secret="another")
+    again.open_rank(other, rank)
+    assert not [message for message in rank.messages if isinstance(message, HelloRejected)]
+
+
 async def test_a_stopped_run_without_processes_is_shown_until_it_is_resumed_or_comes_back(runs: RunRegistry):
     driver = runs.get_run_driver("j", "r")
     session, _ = entered(driver, 0)
@@ -188,7 +215,7 @@ async def test_a_stopped_run_without_processes_is_shown_until_it_is_resumed_or_c
     assert (shown.run, shown.stop.reason) == ("r", "enough")
     runs.find_run_driver("j", "r")
     assert runs.stopped_status() == ()
-    assert [run.stop for run in runs.live_status()] == [shown.stop], "shown once"
+    assert [run.stop for run in (*runs.live_status(), *runs.stopped_status())] == [shown.stop], "shown once"
     runs.find_run_driver("j", "r").request_resume()
     assert [run for run in (*runs.live_status(), *runs.stopped_status()) if run.stop is not None] == []
 

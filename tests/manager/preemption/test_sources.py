@@ -255,6 +255,24 @@ async def test_a_file_tells_the_time_left_since_it_was_written(tmp_path: Path, h
         await source.poll(http)
 
 
+async def test_a_file_that_is_absent_withdraws_no_notice_of_another(tmp_path: Path) -> None:
+    current: dict[str, PreemptionNotice | None] = {}
+    polls = 0
+
+    def record(source: str, notice: PreemptionNotice | None) -> None:
+        nonlocal polls
+        polls, current[source] = polls + 1, notice
+
+    (tmp_path / "there").touch()
+    names = parse_sources(f"file={tmp_path / 'there'},file={tmp_path / 'absent'}")
+    tasks = [asyncio.create_task(follow(source, record, every_s=0.001)) for source in polled_sources(names, "")]
+    async with asyncio.timeout(60):
+        await reached(lambda: polls > 6)
+    for task in tasks:
+        task.cancel()
+    assert sorted(notice is not None for notice in current.values()) == [False, True]
+
+
 def test_the_http_hook_refuses_what_it_does_not_know() -> None:
     assert read_posted({"seconds": 90, "reason": "rack"}, AT, "h") == PreemptionNotice("http", "rack", "h", AT + 90)
     assert read_posted({}, AT, "h") == PreemptionNotice("http", "POST /preemption", "h")
@@ -311,7 +329,7 @@ def test_sources_are_chosen_by_name() -> None:
     assert chosen_sources("off", {}) == ()
     assert chosen_sources("slurm, file=/a/b,slurm", {}) == ("slurm", "file=/a/b")
     polled: list[Source] = polled_sources(("slurm", "aws", "file=/a=b"), "http://h")
-    assert [each.name for each in polled] == ["aws", "file"]
+    assert [each.name for each in polled] == ["aws", "file=/a=b"]
     for text in ("", "file", "file=", "amazon", "off,aws", "aws,off"):
         with pytest.raises(ValueError, match="--preemption"):
             parse_sources(text)
