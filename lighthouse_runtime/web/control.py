@@ -169,7 +169,7 @@ class HttpGuard:
         self.check_host(request)
         origin = request.headers.get(hdrs.ORIGIN)
         site = request.headers.get("Sec-Fetch-Site", "same-origin")
-        if site != "same-origin" or (origin is not None and urlsplit(origin).netloc != request.headers[hdrs.HOST]):
+        if site != "same-origin" or (origin is not None and _host_of(origin) != request.headers[hdrs.HOST]):
             raise NotPermitted(f"Origin: a page of {origin or site} may not act here; use the daemon's own page")
         if request.content_type != "application/json":
             raise InvalidRequest(f"is {request.content_type}; send application/json", field=hdrs.CONTENT_TYPE)
@@ -271,6 +271,14 @@ def _shown(request: web.Request) -> str:
     return request.headers.get(hdrs.AUTHORIZATION, "")
 
 
+def _host_of(origin: str) -> str:
+    """Return the host and port of an Origin header, or an empty string if the header is malformed."""
+    try:
+        return urlsplit(origin).netloc
+    except ValueError:
+        return ""
+
+
 def _names(request: web.Request) -> tuple[str, ...]:
     """Return the names in the verified client certificate, if any.
 
@@ -293,7 +301,7 @@ async def read_body(request: web.Request) -> Mapping[str, object]:
     try:
         async with asyncio.timeout(ACTS_WITHIN_S):
             body = json.loads(await request.read())
-    except (ValueError, RecursionError, TimeoutError):
+    except (ValueError, RecursionError, TimeoutError, ConnectionError, web.RequestPayloadError):
         body = None
     if not isinstance(body, dict):
         raise InvalidRequest("is not a JSON object", field="body")
