@@ -265,7 +265,7 @@ def make_progress(group_rank: int, variables: Mapping[str, str] = os.environ) ->
 
 
 def _create(path: Path) -> Path:
-    """Create a file. If `path` exists, add a number to its name: in containers, processes of a rank have the same pid."""
+    """Create a file. If `path` exists, add a number to its name: in containers, processes often have the same pid."""
     created, number = path, 1
     while True:
         try:
