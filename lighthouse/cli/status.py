@@ -35,6 +35,7 @@ from lighthouse.cli.tables import (
     status_lines,
     wrapped,
 )
+from lighthouse_protocol.limits import DEFAULT_JOB
 from lighthouse_protocol.messages.run import RunStatus
 from lighthouse_protocol.messages.status import JobStatus, LighthouseStatus
 from lighthouse_protocol.refusals import DeadlinePassed, LighthouseError, Unreachable
@@ -61,8 +62,10 @@ def _stopped(given: ClientOptions, job: str) -> list[Text]:
     """Return a line per stopped run of a job. The status alone would not explain why ranks are missing."""
     with given.connect(job) as client:
         runs = client.runs(timeout_s=given.timeout)
+    of_job = "" if job == DEFAULT_JOB else f" --job {job}"
     lines = (
-        f"run {run.run} of job {job} is stopped: {run.stop.text}; undo it with `lighthouse resume --run {run.run}`"
+        f"run {run.run} of job {job} is stopped: {run.stop.text}; "
+        f"undo it with `lighthouse resume --run {run.run}{of_job}`"
         for run in runs
         if run.stop is not None
     )
