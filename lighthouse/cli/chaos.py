@@ -147,7 +147,7 @@ class _Run:
             try:
                 self._watcher.update(await asyncio.to_thread(_status, self._client, self._given))
                 answered_at = time.monotonic()
-            except (Unreachable, DeadlinePassed):
+            except (Unreachable, DeadlinePassed, UnknownName):  # a restarted lighthouse does not know the job at once
                 if time.monotonic() > answered_at + SETTLED_WITHIN_S:
                     raise
             for call in [call for call in self._calls if call.done()]:

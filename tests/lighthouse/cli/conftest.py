@@ -100,7 +100,7 @@ def fake(monkeypatch: pytest.MonkeyPatch) -> FakeLighthouse:
     fake = FakeLighthouse()
 
     def client(coordinator: Coordinator, *, role: Role, job: str = "default", run: str = "default") -> FakeClient:
-        assert role is Role.OPERATE
+        assert role in (Role.OPERATE, Role.CHAOS)
         return FakeClient(fake, coordinator, job, run)
 
     monkeypatch.setattr(clients, "LighthouseClient", client)

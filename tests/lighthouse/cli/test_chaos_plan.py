@@ -201,6 +201,17 @@ class TestVerdict:
         watched.update(training(step=29, incidents=(incident("i", step_s=0.5),)))
         assert verdict(watched, verifies=False)["problems"] == []
 
+    def test_a_lighthouse_that_restarts_counts_from_0(self) -> None:
+        """And it knows no rank until the groups have connected."""
+        watched = watcher(training(step=0, discards=7))
+        watched.update(training(step=20, discards=9))
+        watched.update(replace(training(step=0), ranks=()))
+        assert watched.step == 20
+        watched.update(training(step=29, compared=20, incidents=(incident("i", step_s=0.5),), discards=1))
+        watched.update(replace(training(step=0), ranks=()))
+        found = verdict(watched)
+        assert (found["discards"], found["steps_per_s"]) == (10, 0.95)
+
     def test_a_refused_fault_does_not_count(self) -> None:
         watched = watcher()
         watched.outcomes[0].refused = "it restarts"
