@@ -53,7 +53,8 @@ INCIDENTS_KEPT = 20
 MAX_PART_BYTES = 64 * 2**20
 _SLACK_S = 1.0
 _CONFIG = re.compile(r"(LIGHTHOUSE|TORCHFT)_\w+|REPLICA_GROUP_ID|NUM_REPLICA_GROUPS|GRPC_\w+")
-_SECRET = re.compile(r"TOKEN|SECRET|PASSWORD|CREDENTIAL|PRIVATE|KEY", re.IGNORECASE)
+# The URL of a webhook (--on-preemption) is a secret, too: whoever knows it can post to it.
+_SECRET = re.compile(r"TOKEN|SECRET|PASSWORD|CREDENTIAL|PRIVATE|KEY|ON.PREEMPTION", re.IGNORECASE)
 _DAEMONS = {("lighthouse", "serve"), ("lighthouse-manager", "serve")}
 
 
@@ -131,7 +132,9 @@ def write_bundle(path: Path, parts: Iterable[Part], limit_s: float) -> list[str]
         The names of the parts that could not be read.
 
     Raises:
-        InvalidRequest: If the archive cannot be written. No partial file is left.
+        InvalidRequest: If the archive cannot be written.
+
+    No partial file is left after an error or Ctrl-C.
     """
     reading = [(part, BackgroundRead(part.name, part.read, limit_s)) for part in parts]
     failed: list[str] = []
@@ -151,10 +154,12 @@ def write_bundle(path: Path, parts: Iterable[Part], limit_s: float) -> list[str]
                 entry.size, entry.mtime, entry.mode = len(body), int(time.time()), 0o600
                 tar.addfile(entry, io.BytesIO(body))
         temporary.replace(path)
-    except OSError as e:
+    except BaseException as e:
         if temporary is not None:
             temporary.unlink(missing_ok=True)
-        raise InvalidRequest(f"cannot write {path}: {e.strerror or e}; name another file", field="--out") from e
+        if isinstance(e, OSError):
+            raise InvalidRequest(f"cannot write {path}: {e.strerror or e}; name another file", field="--out") from e
+        raise
     return failed
 
 
