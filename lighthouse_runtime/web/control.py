@@ -47,6 +47,7 @@ CSRF_HEADER = "X-CSRF-Token"
 COOKIE = "lighthouse_login"
 LOGIN_LASTS_S = 12 * 3600.0
 MAX_LOGINS_OF_A_TOKEN = 200
+MAX_LOGINS = 10_000  # reached only on a loopback address, where a caller needs no valid token
 ACTS_WITHIN_S = 10.0
 JSON_HEADERS = {
     "Cache-Control": "no-store",
@@ -90,11 +91,11 @@ class _Logins:
     def add(self, token: str) -> str:
         """Add a login and return the value of its cookie.
 
-        Above MAX_LOGINS_OF_A_TOKEN, the oldest login with the same token is removed.
+        Above MAX_LOGINS_OF_A_TOKEN, the oldest login with the same token is removed, and above MAX_LOGINS the oldest.
         """
         own = [name for name, (other, _) in self._tokens.items() if other == token]
-        if len(own) >= MAX_LOGINS_OF_A_TOKEN:
-            del self._tokens[own[0]]
+        if len(own) >= MAX_LOGINS_OF_A_TOKEN or len(self._tokens) >= MAX_LOGINS:
+            del self._tokens[own[0] if len(own) >= MAX_LOGINS_OF_A_TOKEN else next(iter(self._tokens))]
         name = secrets.token_urlsafe(32)
         self._tokens[name] = (token, time.monotonic() + LOGIN_LASTS_S)
         return name

@@ -286,3 +286,16 @@ async def test_logins_by_one_token_end_none_of_another(monkeypatch: pytest.Monke
     viewers = [logins.add("view") for _ in range(10)]
     assert logins.token(operator) == "operate"
     assert [logins.token(name) for name in viewers] == [""] * 7 + ["view"] * 3
+
+
+async def test_logins_are_bounded_where_no_token_is_checked(daemon: Daemon, monkeypatch: pytest.MonkeyPatch):
+    """A proxy may forward the requests of others to a lighthouse on a loopback address."""
+    logins = control._Logins()
+    monkeypatch.setattr(control, "MAX_LOGINS", 3)
+    monkeypatch.setattr(control, "_Logins", lambda: logins)
+    daemon.access = access.LoopbackAccess()
+    await daemon.http.stop()
+    await daemon.start(daemon.client)
+    for number in range(10):
+        assert (await daemon.post({"token": f"any-{number}"}, route="login", Via="1.1 proxy"))[0] == 200
+    assert [token for token, _ in logins._tokens.values()] == ["any-7", "any-8", "any-9"]
