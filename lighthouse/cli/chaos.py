@@ -73,7 +73,7 @@ def chaos(
 
     The lighthouse and the managers of all targets must run with --allow-chaos. Ctrl-C ends the faults and prints the
     result so far. Exits with status 1 if states have diverged, a sample was not used exactly once, the job has not
-    recovered, or --verify found nothing to compare.
+    recovered, or --verify found nothing to compare after a fault.
     """
     seed = random.randrange(MAX_SEED) if seed is None else seed
     if not mtbf:

@@ -189,6 +189,9 @@ class Watcher:
         problems = [*self.divergences, *(f"not survived: {each.fault}" for each in lasting)]
         if verifies and not self._digests:
             problems.append("no rank has compared its state: set check_state_every of Agent.from_env above 0")
+        elif verifies and is_complete:
+            unverified = [each.fault for each in done if each.is_survived and not each.is_verified]
+            problems += [f"not verified, as not all groups have compared later states: {fault}" for fault in unverified]
         return {
             "faults": len(done),
             "survived": sum(each.is_survived for each in done),

@@ -140,7 +140,15 @@ class TestVerdict:
         watched = watcher()
         watched.update(training(step=29, compared=10, incidents=(incident("i", step_s=0.5),)))
         assert (watched.is_settled(verifies=False), watched.is_settled(verifies=True)) == (True, False)
-        assert verdict(watched)["verified"] == 0
+        found = verdict(watched)
+        assert found["verified"] == 0
+        assert found["problems"] == ["not verified, as not all groups have compared later states: kill b/0"]
+
+    @pytest.mark.parametrize("options", [{"verifies": False}, {"is_complete": False}])
+    def test_states_need_not_be_compared_after_ctrl_c_or_without_verify(self, options) -> None:
+        watched = watcher()
+        watched.update(training(step=29, compared=10, incidents=(incident("i", step_s=0.5),)))
+        assert verdict(watched, **options)["problems"] == []
 
     def test_the_target_of_a_fault_is_at_risk_until_it_is_back(self) -> None:
         watched = watcher()

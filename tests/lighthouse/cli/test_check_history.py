@@ -12,7 +12,9 @@ import pytest
 from click.testing import CliRunner, Result
 
 from lighthouse.cli import main
+from lighthouse.cli.check_history import MAX_LINE_CHARS, read
 from lighthouse_runtime.process.commands import START_LIGHTHOUSE
+from tests.lighthouse.cli.conftest import unreadable
 
 SECONDS = "2026-11-28T07:41:{:09.6f}Z"
 STARTED = (
@@ -307,6 +309,21 @@ def test_a_file_that_is_no_log_takes_no_memory(folder: Folder) -> None:
         assert tracemalloc.get_traced_memory()[1] < 16 * 2**20
     finally:
         tracemalloc.stop()
+
+
+def test_a_line_that_is_too_long_is_skipped_as_a_whole(folder: Folder) -> None:
+    """Its end may look like a line."""
+    line = f"2026-11-28T07:41:10Z {FORMED.format(8, 'a@5 b@5')}"
+    folder.lighthouse.append("x" * MAX_LINE_CHARS + line)
+    assert folder.check().exit_code == 0
+    folder.lighthouse.append(line)
+    assert "lighthouse.log:5: quorum 8 has other groups than" in folder.check().output
+
+
+def test_a_folder_that_cannot_be_read_is_not_left_out(folder: Folder) -> None:
+    folder.check()
+    with unreadable(folder.path / "traces"), pytest.raises(PermissionError):
+        read(folder.path)
 
 
 @pytest.mark.parametrize("name", ["other.log", "traces/a-rank-0-99.log"])

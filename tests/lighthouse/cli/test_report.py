@@ -1,9 +1,7 @@
 """`lighthouse report`: text, JSON and a page, from a lighthouse or from its files."""
 
 import json
-import os
 import re
-from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from html.parser import HTMLParser
 
@@ -11,6 +9,7 @@ import pytest
 
 from lighthouse.cli.report import report as report_command
 from lighthouse.store.ledger_files import LedgerFiles
+from tests.lighthouse.cli.conftest import unreadable
 
 T = 1_790_000_000.0  # 2026-09-21
 HOUR = 3600.0
@@ -150,21 +149,6 @@ def test_the_files_of_another_user(run, tmp_path, name, private):
         result = run(report_command, str(tmp_path / name))
     assert result.exit_code == 1
     assert re.match(r"Error: .*cannot be read: .*Permission denied", result.output), result.output
-
-
-@contextmanager
-def unreadable(folder):
-    """No permission for this user. Root has all of them, so root is another user meanwhile."""
-    is_root = os.geteuid() == 0
-    folder.chmod(0)
-    if is_root:
-        os.seteuid(65534)
-    try:
-        yield
-    finally:
-        if is_root:
-            os.seteuid(0)
-        folder.chmod(0o700)
 
 
 @pytest.mark.parametrize("option", [("--until", "9999-12-31"), ("--since", "99999d"), ("--until", "99999d")])

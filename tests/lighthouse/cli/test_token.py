@@ -9,6 +9,7 @@ from click.testing import CliRunner
 from lighthouse.cli import main
 from lighthouse_protocol.rules.access import Role
 from lighthouse_runtime.security.credentials import FILE, Tokens, load_or_make
+from tests.lighthouse.cli.conftest import unreadable
 
 
 def test_a_token_that_cannot_be_written_is_not_rotated(tmp_path: Path) -> None:
@@ -24,16 +25,8 @@ def test_a_token_that_cannot_be_written_is_not_rotated(tmp_path: Path) -> None:
 @pytest.mark.parametrize("arguments", [["join"], ["rotate", "view"]])
 def test_the_credentials_of_another_user(tmp_path: Path, arguments: list[str]) -> None:
     folder = load_or_make(tmp_path / "made", ()).folder
-    folder.chmod(0)
-    is_root = os.geteuid() == 0
-    if is_root:
-        os.seteuid(65534)
-    try:
+    with unreadable(folder):
         result = CliRunner().invoke(main, ["token", *arguments, "--credentials", str(folder)])
-    finally:
-        if is_root:
-            os.seteuid(0)
-        folder.chmod(0o700)
     assert result.exit_code == 1
     assert result.stderr == (
         f"Error: --credentials: cannot read {folder}: Permission denied; run this as the user of the lighthouse\n"
