@@ -12,7 +12,7 @@ import pytest
 
 from lighthouse_protocol.coordinator import Coordinator
 from lighthouse_protocol.identity import Address
-from lighthouse_protocol.refusals import UnknownName, Unreachable
+from lighthouse_protocol.refusals import LimitReached, UnknownName, Unreachable
 from lighthouse_protocol.rules.access import Role
 from lighthouse_runtime.security import access
 from lighthouse_runtime.security.access import ANONYMOUS, Access, Audit, CredentialAccess, LocalOperatorAccess
@@ -203,7 +203,10 @@ async def test_a_malformed_body_is_the_callers_fault_and_no_error_of_the_daemon(
     assert [record.getMessage() for record in caplog.records if record.levelname == "ERROR"] == []
 
 
-@pytest.mark.parametrize(("error", "status"), [(UnknownName("replica_id: no live a"), 404), (Unreachable("gone"), 503)])
+@pytest.mark.parametrize(
+    ("error", "status"),
+    [(UnknownName("replica_id: no live a"), 404), (Unreachable("gone"), 503), (LimitReached("8 at once"), 429)],
+)
 async def test_an_act_that_fails_says_why(daemon: Daemon, error: Exception, status: int):
     daemon.error = error
     assert await daemon.post() == (status, {"error": str(error)})
