@@ -18,7 +18,7 @@ from urllib.parse import unquote
 
 import click
 
-from lighthouse_runtime.cli import Duration, drop_stdout
+from lighthouse_runtime.cli import Duration, drop_stdout, reports_errors
 
 TRACE = re.compile(r"(?P<group>.+)-rank-(?P<rank>\d{1,20})-(?P<pid>\d+)(?:-\d+)?\.log")
 LINE = re.compile(r"(?P<time>\d{4}-\d\d-\d\dT[\d:.]+)Z step (?P<step>\d{1,20}) (?P<what>.+)")
@@ -410,6 +410,7 @@ def summary(history: History) -> str:
     show_default=True,
     help="Largest difference between the hosts' clocks.",
 )
+@reports_errors
 def check_history(folder: Path, clock_skew: float) -> None:
     """Check a job's logs against what Lighthouse promises.
 

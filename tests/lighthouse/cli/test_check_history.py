@@ -348,3 +348,11 @@ def test_a_reader_that_has_gone_changes_no_result(folder: Folder, is_broken: boo
     os.close(write)
     assert ended.returncode == is_broken, ended.stderr
     assert ("no lighthouse has logged quorum 8" in ended.stderr) == is_broken
+
+
+def test_an_output_that_cannot_be_written_is_an_error_of_one_line(folder: Folder) -> None:
+    folder.check()
+    command = [sys.executable, "-c", START_LIGHTHOUSE, "check-history", str(folder.path)]
+    with open("/dev/full", "w") as full:
+        ended = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, timeout=60, check=False)
+    assert ended.stderr == "Error: cannot write to stdout: No space left on device\n"
