@@ -38,7 +38,7 @@ from lighthouse.cli.tables import (
 from lighthouse_protocol.limits import DEFAULT_JOB
 from lighthouse_protocol.messages.run import RunStatus
 from lighthouse_protocol.messages.status import JobStatus, LighthouseStatus
-from lighthouse_protocol.refusals import DeadlinePassed, LighthouseError, Unreachable
+from lighthouse_protocol.refusals import DeadlinePassed, LighthouseError, UnknownName, Unreachable
 from lighthouse_runtime.cli import Duration, format_duration, printable
 
 
@@ -46,7 +46,11 @@ from lighthouse_runtime.cli import Duration, format_duration, printable
 @client_options(job_help=EVERY_JOB)
 def status(given: ClientOptions) -> None:
     """Show whether each job is making progress, and if not, why."""
-    answer = given.status(ranks=given.output == "json")  # a program gets the same document as from /status
+    try:
+        answer = given.status(ranks=given.output == "json")  # a program gets the same document as from /status
+    except UnknownName as e:  # a stopped run has no processes left, so its job is unknown
+        stopped = _stopped(given, given.job) if given.job else []
+        raise UnknownName("; ".join((str(e), *(line.plain for line in stopped)))) from None
 
     def lines(width: int) -> list[Text]:
         stopped = [
