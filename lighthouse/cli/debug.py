@@ -28,7 +28,7 @@ from typing import Any
 import click
 from rich.text import Text
 
-from lighthouse.cli.doctor import finding_line, gather
+from lighthouse.cli.doctor import facts_of, finding_line
 from lighthouse.cli.incidents import incident_lines
 from lighthouse.cli.listings import run_lines
 from lighthouse.cli.options import EVERY_JOB, ClientOptions, client_options
@@ -199,7 +199,7 @@ def _summary(given: ClientOptions) -> bytes:
 
 
 def _doctor(given: ClientOptions, *levels: Level) -> list[Text]:
-    findings = check(gather(given.coordinator, given.status, given.timeout))
+    findings = check(facts_of(given))
     return [finding_line(finding) for finding in findings if finding.level in (levels or Level)]
 
 
