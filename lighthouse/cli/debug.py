@@ -99,7 +99,7 @@ def bundle(given: ClientOptions, out: Path | None, http_side: str | None, journa
     output and stacks of ranks.
     """
     path = out or Path(time.strftime("lighthouse-debug-%Y%m%dT%H%M%SZ.tar.gz", time.gmtime()))
-    target = functools.cache(lambda: _http_address(given, http_side))
+    leader = functools.cache(lambda: _leader(given))
     parts = [
         Part("summary.txt", lambda: _summary(given)),
         Part("about.json", lambda: _json(_about(given.address))),
@@ -108,8 +108,8 @@ def bundle(given: ClientOptions, out: Path | None, http_side: str | None, journa
         Part("status.json", lambda: _json(given.status(ranks=True))),
         Part("runs.json", lambda: _json(_runs(given))),
         Part("incidents.json", lambda: _json(_incidents(given))),
-        *(Part(f"http/{name}", lambda name=name: _get(given, target(), name)) for name in _PAGES),
-        Part("journal.json", lambda: _json(journal_summary(journal or _journal_of(given.address)))),
+        *(Part(f"http/{name}", lambda name=name: _get(given, leader(), http_side, name)) for name in _PAGES),
+        Part("journal.json", lambda: _json(journal_summary(journal or _journal_of(given.coordinator)))),
     ]
     failed = write_bundle(path, parts, given.timeout + _SLACK_S)
     missing = f"; missing: {', '.join(failed)} (NAME.error.txt says why)" if failed else ""
@@ -272,14 +272,16 @@ def _incidents(given: ClientOptions) -> list[Any]:
         return found
 
 
-def _get(given: ClientOptions, address: str, name: str) -> bytes:
+def _get(given: ClientOptions, leader: tuple[Address, int], http_side: str | None, name: str) -> bytes:
     """Fetch /NAME from the lighthouse's HTTP port, over HTTPS if its gRPC port uses TLS.
 
     Redirects are not followed, because another server must not receive the token.
     """
-    coordinator = with_local_credentials(given.coordinator, Role.OPERATE)
+    grpc_address, port = leader
+    coordinator = with_local_credentials(given.coordinator.at(grpc_address), Role.OPERATE)
     headers = {"Authorization": TOKEN_SCHEME + coordinator.token} if coordinator.token else {}
-    where = parse_address(address, "--http")
+    where = Address(grpc_address.host, port) if http_side is None else parse_address(http_side, "--http")
+    where = Address(where.host, where.port or LIGHTHOUSE_HTTP_PORT)
     if coordinator.has_tls:
         context = _tls(fetch_tls(coordinator, given.timeout), coordinator)
         connection = http.client.HTTPSConnection(where.host, where.port, timeout=given.timeout, context=context)
@@ -290,9 +292,7 @@ def _get(given: ClientOptions, address: str, name: str) -> bytes:
         answer = connection.getresponse()
         body = answer.read(MAX_PART_BYTES + 1)
     if answer.status != 200:
-        raise NotServed(
-            f"{address} answers /{name} with {answer.status}: {body[:500].decode(errors='replace').strip()}"
-        )
+        raise NotServed(f"{where} answers /{name} with {answer.status}: {body[:500].decode(errors='replace').strip()}")
     if len(body) > MAX_PART_BYTES:
         raise InvalidRequest(f"/{name} is larger than {MAX_PART_BYTES} bytes")
     return body
@@ -310,18 +310,20 @@ def _tls(tls: ClientTls, coordinator: Coordinator) -> ssl.SSLContext:
     return context
 
 
-def _http_address(given: ClientOptions, http_side: str | None) -> str:
-    if http_side is None:
+def _leader(given: ClientOptions) -> tuple[Address, int]:
+    """Return the gRPC address and the HTTP port of the lighthouse that leads. The port is 0 if it is unknown.
+
+    If no lighthouse answers, return the first address.
+    """
+    with given.connect() as client:
         try:
-            port = given.status().http_port
+            port = client.status(timeout_s=given.timeout).http_port
+            return parse_address(client.address, "--lighthouse"), port
         except LighthouseError:
-            port = 0
-        return str(Address(parse_address(given.address, "--lighthouse").host, port or LIGHTHOUSE_HTTP_PORT))
-    parsed = parse_address(http_side, "--http")
-    return str(Address(parsed.host, parsed.port or LIGHTHOUSE_HTTP_PORT))
+            return given.coordinator.addresses[0], 0
 
 
-def _journal_of(address: str) -> Path:
+def _journal_of(coordinator: Coordinator) -> Path:
     """Return the path of a lighthouse's journal on this host.
 
     Tries LIGHTHOUSE_JOURNAL, this user's default, and the path in the container image and the systemd unit.
@@ -329,7 +331,7 @@ def _journal_of(address: str) -> Path:
     Raises:
         InvalidRequest: If none of these files exists.
     """
-    port = parse_address(address, "--lighthouse").port
+    port = coordinator.addresses[0].port
     path = default_path().with_name(f"journal-{port}.sqlite")
     known = (os.environ.get("LIGHTHOUSE_JOURNAL", ""), str(path), "/var/lib/lighthouse/journal.sqlite")
     found = next((each for each in known if each and each != "none" and os.path.exists(each)), None)

@@ -111,6 +111,23 @@ def test_one_that_is_gone_leaves_a_file_that_says_so_for_each_part(tmp_path: Pat
     assert b"refused" in files["http/metrics.error.txt"]
 
 
+def test_of_several_lighthouses_the_one_that_leads_is_read(tmp_path: Path) -> None:
+    journal, out = tmp_path / "journal.sqlite", tmp_path / "out.tar.gz"
+    with Lighthouse("--journal", str(journal)) as lighthouse, socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))
+        addresses = f"127.0.0.1:{unused.getsockname()[1]},{lighthouse.address}"
+        bundle(out, "--lighthouse", addresses, "--journal", str(journal), "--timeout", "60s")
+    files = contents(out)
+    assert f"gRPC on port {lighthouse.port}" in files["http/log"].decode()
+    assert not [name for name in files if name.endswith(".error.txt")]
+
+
+def test_without_a_journal_the_first_lighthouses_port_is_named(tmp_path: Path) -> None:
+    addresses = "127.0.0.1:1,127.0.0.1:2"
+    bundle(tmp_path / "b", "--lighthouse", addresses, "--timeout", "1s", env={"XDG_STATE_HOME": str(tmp_path)})
+    assert b"journal-1.sqlite" in contents(tmp_path / "b")["journal.json.error.txt"]
+
+
 def test_a_part_that_hangs_holds_up_nothing_else(tmp_path: Path) -> None:
     released = threading.Event()
     parts = [Part("hangs", lambda: str(released.wait(PATIENCE_S)).encode()), Part("there", lambda: b"x")]
