@@ -72,6 +72,7 @@ else:
     _ParamType = click.ParamType  # not generic before click 8.3
 
 _UNITS = {"ms": Decimal("0.001"), "": Decimal(1), "s": Decimal(1), "m": Decimal(60), "h": Decimal(3600)}
+MAX_DURATION_S = 100 * 365 * 86400.0  # the system's clocks and timers accept no more than a few hundred years
 _DURATION = re.compile(r"(-?[0-9]{1,18}(?:\.[0-9]{1,18})?) ?(ms|s|m|h|)")
 
 
@@ -109,6 +110,8 @@ class Milliseconds(_ParamType):
             number = math.nan
         if not math.isfinite(number) or number <= 0:
             self.fail(f"{value!r} is not a number of milliseconds above 0, for example 60000", param, ctx)
+        if number > 1000 * MAX_DURATION_S:
+            self.fail(f"{value!r} is too long; at most {1000 * MAX_DURATION_S:.0f} are allowed", param, ctx)
         return number
 
 
@@ -124,6 +127,8 @@ class Duration(_ParamType):
             self.fail(str(e), param, ctx)
         if not math.isfinite(seconds) or seconds <= 0:
             self.fail(f"{value!r} must be more than 0, for example 500ms, 5s or 2m", param, ctx)
+        if seconds > MAX_DURATION_S:
+            self.fail(f"{value!r} is too long; at most {MAX_DURATION_S / 3600:.0f}h are allowed", param, ctx)
         return seconds
 
 

@@ -263,9 +263,21 @@ def make_progress(group_rank: int, variables: Mapping[str, str] = os.environ) ->
     path = Path(folder) / f"{group}-rank-{group_rank}-{os.getpid()}.log"
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        return Progress(trace=TraceFile(path))
+        return Progress(trace=TraceFile(_create(path)))
     except OSError as e:
         raise ConfigurationError(f"{TRACE_VARIABLE}={folder}: {path} cannot be written: {e.strerror}") from None
+
+
+def _create(path: Path) -> Path:
+    """Create a file. If `path` exists, add a number to its name: in containers, processes often have the same pid."""
+    created, number = path, 1
+    while True:
+        try:
+            created.touch(0o644, exist_ok=False)
+            return created
+        except FileExistsError:
+            number += 1
+            created = path.with_name(f"{path.stem}-{number}{path.suffix}")
 
 
 def _describe(number: Number, operation: str, shape: Shape, *, within_group: bool) -> str:

@@ -73,7 +73,7 @@ def chaos(
 
     The lighthouse and the managers of all targets must run with --allow-chaos. Ctrl-C ends the faults and prints the
     result so far. Exits with status 1 if states have diverged, a sample was not used exactly once, the job has not
-    recovered, or --verify found nothing to compare.
+    recovered, or --verify found nothing to compare after a fault.
     """
     seed = random.randrange(MAX_SEED) if seed is None else seed
     if not mtbf:
@@ -147,7 +147,7 @@ class _Run:
             try:
                 self._watcher.update(await asyncio.to_thread(_status, self._client, self._given))
                 answered_at = time.monotonic()
-            except (Unreachable, DeadlinePassed):
+            except (Unreachable, DeadlinePassed, UnknownName):  # a restarted lighthouse does not know the job at once
                 if time.monotonic() > answered_at + SETTLED_WITHIN_S:
                     raise
             for call in [call for call in self._calls if call.done()]:

@@ -122,12 +122,10 @@ class Watcher:
         self.divergences: dict[str, None] = {}  # descriptions, in order
         self._old = {incident.id for incident in job.incidents}
         self._had_exact_data = job.data is None or job.data.is_exact
-        self._marks = [(now, self.step, job.discards)]  # start, end of the baseline, end of the faults
+        self._discards = 0  # since the start
+        self.step = _step_of(job)
+        self._marks = [(now, self.step, 0)]  # start, end of the baseline, end of the faults
         self._digests: dict[tuple[int, int, int], dict[str, str]] = {}  # by rank, step and quorum; then by group
-
-    @property
-    def step(self) -> int:
-        return max((rank.step for rank in self.job.ranks), default=0)
 
     @property
     def at_risk(self) -> set[str]:
@@ -142,9 +140,12 @@ class Watcher:
 
     def mark(self, now: float) -> None:
         """Record the job's progress. Call this at the end of the baseline, and again at the end of the faults."""
-        self._marks.append((now, self.step, self.job.discards))
+        self._marks.append((now, self.step, self._discards))
 
     def update(self, job: JobStatus) -> None:
+        # A lighthouse that has restarted counts from 0, and knows no rank until the groups have connected.
+        self._discards += job.discards - (self.job.discards if job.discards >= self.job.discards else 0)
+        self.step = _step_of(job) if job.ranks else self.step
         self.job = job
         for incident in job.incidents:
             if incident.kind in WRONG_STATE and incident.id not in self._old:
@@ -188,6 +189,9 @@ class Watcher:
         problems = [*self.divergences, *(f"not survived: {each.fault}" for each in lasting)]
         if verifies and not self._digests:
             problems.append("no rank has compared its state: set check_state_every of Agent.from_env above 0")
+        elif verifies and is_complete:
+            unverified = [each.fault for each in done if each.is_survived and not each.is_verified]
+            problems += [f"not verified, as not all groups have compared later states: {fault}" for fault in unverified]
         return {
             "faults": len(done),
             "survived": sum(each.is_survived for each in done),
@@ -203,6 +207,10 @@ class Watcher:
             "samples": str(self.job.data) if self.job.data is not None else None,
             "problems": problems,
         }
+
+
+def _step_of(job: JobStatus) -> int:
+    return max((rank.step for rank in job.ranks), default=0)
 
 
 def _kinds(outcomes: Sequence[Outcome]) -> list[FaultKind]:

@@ -5,6 +5,7 @@ shares no code with the parts that form quorums and commit steps, so it does not
 """
 
 import json
+import os
 import re
 import sys
 from collections import defaultdict
@@ -12,23 +13,26 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
+from typing import TextIO
+from urllib.parse import unquote
 
 import click
 
-from lighthouse_runtime.cli import Duration
+from lighthouse_runtime.cli import Duration, drop_stdout, reports_errors
 
-TRACE = re.compile(r"(?P<group>.+)-rank-(?P<rank>\d+)-(?P<pid>\d+)\.log")
-LINE = re.compile(r"(?P<time>\d{4}-\d\d-\d\dT[\d:.]+)Z step (?P<step>\d+) (?P<what>.+)")
-COMMITS = re.compile(r"commits under quorum (\d+)")
-STATE = re.compile(r"has state (\S+) under quorum (\d+)")
+TRACE = re.compile(r"(?P<group>.+)-rank-(?P<rank>\d{1,20})-(?P<pid>\d+)(?:-\d+)?\.log")
+LINE = re.compile(r"(?P<time>\d{4}-\d\d-\d\dT[\d:.]+)Z step (?P<step>\d{1,20}) (?P<what>.+)")
+COMMITS = re.compile(r"commits under quorum (\d{1,20})")
+STATE = re.compile(r"has state (\S+) under quorum (\d{1,20})")
 HEALS = re.compile(r"enters heal\b")
 FORMED = re.compile(
-    r"(?:\[(?P<job>[^\]]*)\] )?quorum (?P<id>\d+): (?P<names>\S+@\d+(?: \S+@\d+)*)(?P<more> and \d+ more)?"
+    r"(?:\[(?P<job>[^\]]*)\] )?quorum (?P<id>\d{1,20}): (?P<names>\S+@\d+(?: \S+@\d+)*)(?P<more> and \d+ more)?"
 )
-STARTS = re.compile(r"manager \S+ of (?P<group>.+) \((?P<ranks>\d+) ranks?\) serves on .+")
-RECEIVES = re.compile(r"received quorum (\d+) of \d+ groups: step \d+")
-ANSWERS = re.compile(r"step (\d+) of quorum (\d+): rank (\d+) votes (yes|no), answer: (commit|discard)")
+STARTS = re.compile(r"manager \S+ of (?P<group>.+) \((?P<ranks>\d{1,20}) ranks?\) serves on .+")
+RECEIVES = re.compile(r"received quorum (\d{1,20}) of \d+ groups: step \d+")
+ANSWERS = re.compile(r"step (\d{1,20}) of quorum (\d{1,20}): rank (\d{1,20}) votes (yes|no), answer: (commit|discard)")
 SHOWN = 20
+MAX_LINE_CHARS = 64 * 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,24 +122,51 @@ class History:
 
 
 def read(folder: Path) -> History:
-    """Parse all files below `folder`. Skip unrecognised lines, such as a last line truncated by a kill."""
+    """Parse all files below `folder`. Skip unrecognised lines, such as damaged ones.
+
+    Raise OSError if a file or folder cannot be read, because a log that is left out could contradict a promise.
+    """
     history = History()
-    for path in sorted(path for path in folder.rglob("*") if path.is_file()):
-        with path.open(encoding="utf-8", errors="replace") as lines:
+    for path in sorted(path for path in _paths(folder) if path.is_file()):
+        with path.open(encoding="utf-8", errors="replace") as file:
             place = str(path.relative_to(folder))
             if named := TRACE.fullmatch(path.name):
-                history.processes.append(_read_trace(named["group"], int(named["rank"]), place, lines))
+                history.processes.append(_read_trace(unquote(named["group"]), int(named["rank"]), place, _lines(file)))
             else:
-                _read_log(history, place, lines)
+                _read_log(history, place, _lines(file))
     return history
 
 
-def _read_trace(group: str, rank: int, place: str, lines: Iterable[str]) -> Process:
+def _paths(folder: Path) -> Iterator[Path]:
+    def fail(e: OSError) -> None:
+        raise e
+
+    return (Path(parent, name) for parent, _, names in os.walk(folder, onerror=fail) for name in names)
+
+
+def _lines(file: TextIO) -> Iterator[tuple[int, str]]:
+    """Yield the number and the text of each line, except a last line truncated by a kill and lines that are too long.
+
+    A file that is not a log, such as a checkpoint, may be one line of many gigabytes.
+    """
+    number, is_continued = 1, False
+    while part := file.readline(MAX_LINE_CHARS):
+        is_end = part.endswith("\n")
+        if is_end and not is_continued:
+            yield number, part[:-1]
+        number, is_continued = number + is_end, not is_end
+
+
+def _read_trace(group: str, rank: int, place: str, lines: Iterable[tuple[int, str]]) -> Process:
     process, has_healed = Process(group, rank), True
-    for number, line in enumerate(lines, 1):
-        if not line.endswith("\n") or (found := LINE.fullmatch(line[:-1])) is None:
+    for number, line in lines:
+        if (found := LINE.fullmatch(line)) is None:
             continue
-        at, step, what = datetime.fromisoformat(f"{found['time']}+00:00").timestamp(), int(found["step"]), found["what"]
+        try:
+            at = datetime.fromisoformat(f"{found['time']}+00:00").timestamp()
+        except ValueError:
+            continue  # damaged
+        step, what = int(found["step"]), found["what"]
         process.ended_at = max(process.ended_at, at)
         if HEALS.match(what):
             has_healed = True
@@ -147,7 +178,7 @@ def _read_trace(group: str, rank: int, place: str, lines: Iterable[str]) -> Proc
     return process
 
 
-def _read_log(history: History, place: str, lines: Iterable[str]) -> None:
+def _read_log(history: History, place: str, lines: Iterable[tuple[int, str]]) -> None:
     """Parse the log of a lighthouse or a manager. Skip a manager's lines before its start."""
     managers: dict[str, Manager | None] = {}  # keyed by replica_id, which only lines in JSON have
     for where, text, job, group in _messages(place, lines):
@@ -169,17 +200,15 @@ def _read_log(history: History, place: str, lines: Iterable[str]) -> None:
             manager.answers.append(LoggedVote(step, quorum_id, rank, found[4] == "yes", found[5] == "commit", where))
 
 
-def _messages(place: str, lines: Iterable[str]) -> Iterator[tuple[str, str, str, str]]:
+def _messages(place: str, lines: Iterable[tuple[int, str]]) -> Iterator[tuple[str, str, str, str]]:
     """Yield (place, message, job, replica_id) of each line. Job and replica_id are empty if the line has none."""
-    for number, line in enumerate(lines, 1):
-        if not line.endswith("\n"):
-            continue  # truncated
-        text, job, group = line[:-1].partition(": ")[2], "", ""
+    for number, line in lines:
+        text, job, group = line.partition(": ")[2], "", ""
         if line.startswith("{"):
             try:
                 entry = json.loads(line)
-            except ValueError:
-                continue  # truncated
+            except (ValueError, RecursionError):
+                continue  # damaged
             text, job, group = (str(entry.get(key, "")) for key in ("message", "job", "replica_group"))
         yield f"{place}:{number}", text, job, group
 
@@ -381,22 +410,30 @@ def summary(history: History) -> str:
     show_default=True,
     help="Largest difference between the hosts' clocks.",
 )
+@reports_errors
 def check_history(folder: Path, clock_skew: float) -> None:
     """Check a job's logs against what Lighthouse promises.
 
     FOLDER contains the ranks' traces (--trace-dir) and the logs of managers and lighthouses, in any order and depth.
-    Exits with status 1 if the logs contradict a promise, and with 2 if they contain no commits.
+    Exits with status 1 if the logs contradict a promise, and with 2 if they contain no commits or cannot be read.
     """
-    history = read(folder)
+    try:
+        history = read(folder)
+    except OSError as e:
+        raise click.UsageError(f"cannot read {e.filename or folder}: {e.strerror}; nothing was checked") from None
     if not any(process.commits for process in history.processes):
         raise click.UsageError(f"no trace below {folder} has a commit: start the groups with --trace-dir")
-    click.echo(summary(history))
     rules = check(history, clock_skew)
-    for rule in rules:
-        state = "BROKEN" if rule.violations else "kept" if rule.checks else "-"
-        broken = f"{len(rule.violations):,} of " if rule.violations else ""
-        click.echo(f"{state:<7} {rule.text}  ({broken}{rule.checks:,} checks)")
-    for violation in [violation for rule in rules for violation in rule.violations][:SHOWN]:
+    violations = [violation for rule in rules for violation in rule.violations]
+    try:
+        click.echo(summary(history))
+        for rule in rules:
+            state = "BROKEN" if rule.violations else "kept" if rule.checks else "-"
+            broken = f"{len(rule.violations):,} of " if rule.violations else ""
+            click.echo(f"{state:<7} {rule.text}  ({broken}{rule.checks:,} checks)")
+    except BrokenPipeError:
+        drop_stdout()
+    for violation in violations[:SHOWN]:
         click.echo(violation, err=True)
-    if any(rule.violations for rule in rules):
+    if violations:
         sys.exit(1)

@@ -28,7 +28,7 @@ from typing import Any
 import click
 from rich.text import Text
 
-from lighthouse.cli.doctor import finding_line, gather
+from lighthouse.cli.doctor import facts_of, finding_line
 from lighthouse.cli.incidents import incident_lines
 from lighthouse.cli.listings import run_lines
 from lighthouse.cli.options import EVERY_JOB, ClientOptions, client_options
@@ -53,7 +53,8 @@ INCIDENTS_KEPT = 20
 MAX_PART_BYTES = 64 * 2**20
 _SLACK_S = 1.0
 _CONFIG = re.compile(r"(LIGHTHOUSE|TORCHFT)_\w+|REPLICA_GROUP_ID|NUM_REPLICA_GROUPS|GRPC_\w+")
-_SECRET = re.compile(r"TOKEN|SECRET|PASSWORD|CREDENTIAL|PRIVATE|KEY", re.IGNORECASE)
+# The URL of a webhook (--on-preemption) is a secret, too: whoever knows it can post to it.
+_SECRET = re.compile(r"TOKEN|SECRET|PASSWORD|CREDENTIAL|PRIVATE|KEY|ON.PREEMPTION", re.IGNORECASE)
 _DAEMONS = {("lighthouse", "serve"), ("lighthouse-manager", "serve")}
 
 
@@ -98,7 +99,7 @@ def bundle(given: ClientOptions, out: Path | None, http_side: str | None, journa
     output and stacks of ranks.
     """
     path = out or Path(time.strftime("lighthouse-debug-%Y%m%dT%H%M%SZ.tar.gz", time.gmtime()))
-    target = functools.cache(lambda: _http_address(given, http_side))
+    leader = functools.cache(lambda: _leader(given))
     parts = [
         Part("summary.txt", lambda: _summary(given)),
         Part("about.json", lambda: _json(_about(given.address))),
@@ -107,8 +108,8 @@ def bundle(given: ClientOptions, out: Path | None, http_side: str | None, journa
         Part("status.json", lambda: _json(given.status(ranks=True))),
         Part("runs.json", lambda: _json(_runs(given))),
         Part("incidents.json", lambda: _json(_incidents(given))),
-        *(Part(f"http/{name}", lambda name=name: _get(given, target(), name)) for name in _PAGES),
-        Part("journal.json", lambda: _json(journal_summary(journal or _journal_of(given.address)))),
+        *(Part(f"http/{name}", lambda name=name: _get(given, leader(), http_side, name)) for name in _PAGES),
+        Part("journal.json", lambda: _json(journal_summary(journal or _journal_of(given.coordinator)))),
     ]
     failed = write_bundle(path, parts, given.timeout + _SLACK_S)
     missing = f"; missing: {', '.join(failed)} (NAME.error.txt says why)" if failed else ""
@@ -131,7 +132,9 @@ def write_bundle(path: Path, parts: Iterable[Part], limit_s: float) -> list[str]
         The names of the parts that could not be read.
 
     Raises:
-        InvalidRequest: If the archive cannot be written. No partial file is left.
+        InvalidRequest: If the archive cannot be written.
+
+    No partial file is left after an error or Ctrl-C.
     """
     reading = [(part, BackgroundRead(part.name, part.read, limit_s)) for part in parts]
     failed: list[str] = []
@@ -151,10 +154,12 @@ def write_bundle(path: Path, parts: Iterable[Part], limit_s: float) -> list[str]
                 entry.size, entry.mtime, entry.mode = len(body), int(time.time()), 0o600
                 tar.addfile(entry, io.BytesIO(body))
         temporary.replace(path)
-    except OSError as e:
+    except BaseException as e:
         if temporary is not None:
             temporary.unlink(missing_ok=True)
-        raise InvalidRequest(f"cannot write {path}: {e.strerror or e}; name another file", field="--out") from e
+        if isinstance(e, OSError):
+            raise InvalidRequest(f"cannot write {path}: {e.strerror or e}; name another file", field="--out") from e
+        raise
     return failed
 
 
@@ -194,7 +199,7 @@ def _summary(given: ClientOptions) -> bytes:
 
 
 def _doctor(given: ClientOptions, *levels: Level) -> list[Text]:
-    findings = check(gather(given.coordinator, given.status, given.timeout))
+    findings = check(facts_of(given))
     return [finding_line(finding) for finding in findings if finding.level in (levels or Level)]
 
 
@@ -267,14 +272,16 @@ def _incidents(given: ClientOptions) -> list[Any]:
         return found
 
 
-def _get(given: ClientOptions, address: str, name: str) -> bytes:
+def _get(given: ClientOptions, leader: tuple[Address, int], http_side: str | None, name: str) -> bytes:
     """Fetch /NAME from the lighthouse's HTTP port, over HTTPS if its gRPC port uses TLS.
 
     Redirects are not followed, because another server must not receive the token.
     """
-    coordinator = with_local_credentials(given.coordinator, Role.OPERATE)
+    grpc_address, port = leader
+    coordinator = with_local_credentials(given.coordinator.at(grpc_address), Role.OPERATE)
     headers = {"Authorization": TOKEN_SCHEME + coordinator.token} if coordinator.token else {}
-    where = parse_address(address, "--http")
+    where = Address(grpc_address.host, port) if http_side is None else parse_address(http_side, "--http")
+    where = Address(where.host, where.port or LIGHTHOUSE_HTTP_PORT)
     if coordinator.has_tls:
         context = _tls(fetch_tls(coordinator, given.timeout), coordinator)
         connection = http.client.HTTPSConnection(where.host, where.port, timeout=given.timeout, context=context)
@@ -285,9 +292,7 @@ def _get(given: ClientOptions, address: str, name: str) -> bytes:
         answer = connection.getresponse()
         body = answer.read(MAX_PART_BYTES + 1)
     if answer.status != 200:
-        raise NotServed(
-            f"{address} answers /{name} with {answer.status}: {body[:500].decode(errors='replace').strip()}"
-        )
+        raise NotServed(f"{where} answers /{name} with {answer.status}: {body[:500].decode(errors='replace').strip()}")
     if len(body) > MAX_PART_BYTES:
         raise InvalidRequest(f"/{name} is larger than {MAX_PART_BYTES} bytes")
     return body
@@ -305,18 +310,20 @@ def _tls(tls: ClientTls, coordinator: Coordinator) -> ssl.SSLContext:
     return context
 
 
-def _http_address(given: ClientOptions, http_side: str | None) -> str:
-    if http_side is None:
+def _leader(given: ClientOptions) -> tuple[Address, int]:
+    """Return the gRPC address and the HTTP port of the lighthouse that leads. The port is 0 if it is unknown.
+
+    If no lighthouse answers, return the first address.
+    """
+    with given.connect() as client:
         try:
-            port = given.status().http_port
+            port = client.status(timeout_s=given.timeout).http_port
+            return parse_address(client.address, "--lighthouse"), port
         except LighthouseError:
-            port = 0
-        return str(Address(parse_address(given.address, "--lighthouse").host, port or LIGHTHOUSE_HTTP_PORT))
-    parsed = parse_address(http_side, "--http")
-    return str(Address(parsed.host, parsed.port or LIGHTHOUSE_HTTP_PORT))
+            return given.coordinator.addresses[0], 0
 
 
-def _journal_of(address: str) -> Path:
+def _journal_of(coordinator: Coordinator) -> Path:
     """Return the path of a lighthouse's journal on this host.
 
     Tries LIGHTHOUSE_JOURNAL, this user's default, and the path in the container image and the systemd unit.
@@ -324,7 +331,7 @@ def _journal_of(address: str) -> Path:
     Raises:
         InvalidRequest: If none of these files exists.
     """
-    port = parse_address(address, "--lighthouse").port
+    port = coordinator.addresses[0].port
     path = default_path().with_name(f"journal-{port}.sqlite")
     known = (os.environ.get("LIGHTHOUSE_JOURNAL", ""), str(path), "/var/lib/lighthouse/journal.sqlite")
     found = next((each for each in known if each and each != "none" and os.path.exists(each)), None)

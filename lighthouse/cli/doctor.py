@@ -54,12 +54,25 @@ T = TypeVar("T")
 AskStatus = Callable[[], LighthouseStatus]
 
 
+def facts_of(given: ClientOptions) -> Facts:
+    """Collect facts about the lighthouse and the managers of the job, or of all jobs without --job.
+
+    The job may be unknown to the lighthouse, because hosts are checked before the job starts.
+    """
+
+    def ask() -> LighthouseStatus:
+        status = replace(given, job="").status()
+        return replace(status, jobs=tuple(job for job in status.jobs if given.job in ("", job.job)))
+
+    return gather(given.coordinator, ask, given.timeout)
+
+
 def gather(given: Coordinator, ask: AskStatus, timeout_s: float) -> Facts:
     """Collect facts about a lighthouse and its managers. Managers are queried in batches of AT_ONCE.
 
     Args:
         given: How to connect to the lighthouse.
-        ask: Requests the status of all jobs. May raise a LighthouseError.
+        ask: Requests the status. May raise a LighthouseError.
         timeout_s: Time limit for each step in seconds.
     """
     coordinator = with_local_credentials(given, Role.OPERATE)
@@ -196,7 +209,7 @@ def doctor(ctx: click.Context, given: ClientOptions) -> None:
     Checks address, TLS, token, clock, versions, store and managers: one line each, with the remedy if something is
     wrong. Exits with status 1 if a check fails. Each check takes at most --timeout.
     """
-    findings = check(gather(given.coordinator, given.status, given.timeout))
+    findings = check(facts_of(given))
     document = {"is_healthy": is_healthy(findings), "findings": list(map(dataclasses.asdict, findings))}
     given.show(document, lambda width: list(map(finding_line, findings)))
     ctx.exit(0 if is_healthy(findings) else 1)

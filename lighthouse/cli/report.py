@@ -30,6 +30,8 @@ SHOWN = 20  # hosts and groups
 WIDEST = 100
 _DAYS_AGO = re.compile(r"(\d{1,5}(?:\.\d{1,5})?)([mhd])")
 _UNITS = {"m": "minutes", "h": "hours", "d": "days"}
+DAY_S = 86400.0
+LAST_DAY = datetime(9999, 12, 31, tzinfo=UTC).timestamp()
 _PRICE = re.compile(r"(\d{1,9}(?:\.\d{1,9})?)(?:/h)?")
 
 
@@ -109,11 +111,14 @@ def report(
 def _read(given: ClientOptions, source: str | None, since: float | None, until: float | None) -> list[str]:
     first = "" if since is None else f"{datetime.fromtimestamp(since, UTC):%Y%m%d}"
     # A fault is written again when its groups are back, which may be a day later.
-    last = "99991231" if until is None else f"{datetime.fromtimestamp(until, UTC) + timedelta(days=1):%Y%m%d}"
-    is_path = source is not None and (Path(source).exists() or ("/" in source and "://" not in source))
-    if source is not None and (is_path or source.endswith(".sqlite")):
+    last = "99991231" if until is None else f"{datetime.fromtimestamp(min(until + DAY_S, LAST_DAY), UTC):%Y%m%d}"
+    if source is not None and _is_path(source):
         folder = Path(source).with_suffix(".incidents") if source.endswith(".sqlite") else Path(source)
-        if not folder.is_dir():
+        try:
+            is_folder = folder.is_dir()
+        except OSError as e:
+            raise InvalidRequest(f"{folder} cannot be read: {e.strerror}") from e
+        if not is_folder:
             raise InvalidRequest(f"{folder}: there is no such folder")
         return _pages(LedgerFiles(folder).read, first, last)
     if source is not None:
@@ -123,6 +128,15 @@ def _read(given: ClientOptions, source: str | None, since: float | None, until: 
         )
     with given.connect() as client:
         return _pages(lambda name: client.ledger(name, given.job, timeout_s=given.timeout), first, last)
+
+
+def _is_path(source: str) -> bool:
+    if source.endswith(".sqlite") or ("/" in source and "://" not in source):
+        return True
+    try:
+        return Path(source).exists()
+    except OSError:  # longer than a file's name: the addresses of several lighthouses
+        return False
 
 
 def _pages(read: "Callable[[str], tuple[list[str] | tuple[str, ...], str]]", first: str, last: str) -> list[str]:

@@ -35,9 +35,10 @@ from lighthouse.cli.tables import (
     status_lines,
     wrapped,
 )
+from lighthouse_protocol.limits import DEFAULT_JOB
 from lighthouse_protocol.messages.run import RunStatus
 from lighthouse_protocol.messages.status import JobStatus, LighthouseStatus
-from lighthouse_protocol.refusals import DeadlinePassed, LighthouseError, Unreachable
+from lighthouse_protocol.refusals import DeadlinePassed, LighthouseError, UnknownName, Unreachable
 from lighthouse_runtime.cli import Duration, format_duration, printable
 
 
@@ -45,7 +46,11 @@ from lighthouse_runtime.cli import Duration, format_duration, printable
 @client_options(job_help=EVERY_JOB)
 def status(given: ClientOptions) -> None:
     """Show whether each job is making progress, and if not, why."""
-    answer = given.status(ranks=given.output == "json")  # a program gets the same document as from /status
+    try:
+        answer = given.status(ranks=given.output == "json")  # a program gets the same document as from /status
+    except UnknownName as e:  # a stopped run has no processes left, so its job is unknown
+        stopped = _stopped(given, given.job) if given.job else []
+        raise UnknownName("; ".join((str(e), *(line.plain for line in stopped)))) from None
 
     def lines(width: int) -> list[Text]:
         stopped = [
@@ -61,8 +66,10 @@ def _stopped(given: ClientOptions, job: str) -> list[Text]:
     """Return a line per stopped run of a job. The status alone would not explain why ranks are missing."""
     with given.connect(job) as client:
         runs = client.runs(timeout_s=given.timeout)
+    of_job = "" if job == DEFAULT_JOB else f" --job {job}"
     lines = (
-        f"run {run.run} of job {job} is stopped: {run.stop.text}; undo it with `lighthouse resume --run {run.run}`"
+        f"run {run.run} of job {job} is stopped: {run.stop.text}; "
+        f"undo it with `lighthouse resume --run {run.run}{of_job}`"
         for run in runs
         if run.stop is not None
     )

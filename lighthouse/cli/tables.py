@@ -416,11 +416,12 @@ def _threads(stacks: str) -> list[str]:
 
 
 def _entries(recorded: str) -> list[str]:
+    """Return a line per entry, or the text as it is if a rank has sent something else."""
     try:
         entries = json.loads(recorded) if recorded else []
-    except ValueError:
+        return [_entry(entry) for entry in entries[-ENTRIES_SHOWN:]] if isinstance(entries, list) else [recorded]
+    except (ValueError, TypeError, RecursionError):
         return [recorded]
-    return [_entry(entry) for entry in entries[-ENTRIES_SHOWN:]] if isinstance(entries, list) else [recorded]
 
 
 def _entry(entry: Any) -> str:

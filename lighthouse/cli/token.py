@@ -71,7 +71,12 @@ def token(
     if what == _ROTATE:
         chosen = Role(role or Role.JOIN)
         tokens = tokens.rotated(chosen)
-        tokens.write(serving.credentials)
+        try:
+            tokens.write(serving.credentials)
+        except OSError as e:
+            raise InvalidRequest(
+                f"cannot write to {serving.credentials}: {e.strerror}; no token has changed", field="--credentials"
+            ) from e
         new = token_name(chosen, tokens.newest(chosen))
         me = Principal(f"user {_user()}", frozenset({Role.OPERATE}))
         Audit(serving.credentials.parent / "audit.jsonl").act(me, "this host", "rotate", f"role={chosen}", f"now {new}")
@@ -104,7 +109,7 @@ def _serving(port: int, folder: Path | None, journal: Path | None, *, make: bool
         folder = beside / f"credentials-{port}"
     if make:
         load_or_make(folder, ("localhost", "127.0.0.1", "::1", own_name()))
-    elif not (folder / FILE).exists():
+    elif not _has_tokens(folder):
         raise InvalidRequest(
             f"no credentials in {folder}: this user has not run a lighthouse for other hosts on port {port}; "
             f"{_other_ports_hint()}start it (lighthouse serve), run this as its user, set --credentials, or use --make",
@@ -115,6 +120,15 @@ def _serving(port: int, folder: Path | None, journal: Path | None, *, make: bool
     if not (folder / "ca.pem").exists():  # a lighthouse with --tls-cert creates such a folder
         return Serving("", folder, has_own_pki=True)
     return Serving(read_pin(folder), folder)
+
+
+def _has_tokens(folder: Path) -> bool:
+    try:
+        return (folder / FILE).exists()
+    except OSError as e:
+        raise InvalidRequest(
+            f"cannot read {folder}: {e.strerror}; run this as the user of the lighthouse", field="--credentials"
+        ) from e
 
 
 def _other_ports_hint() -> str:

@@ -92,8 +92,9 @@ def add_up(
         price_per_h: Price of one rank per hour.
     """
     rows, faults = _parse(lines, job)
-    since = min((row.from_s for row in rows), default=0.0) if since is None else since
-    until = max((row.to_s for row in rows), default=since) if until is None else until
+    if since is None:
+        since = min((row.from_s for row in rows if until is None or row.from_s < until), default=until or 0.0)
+    until = max((since, *(row.to_s for row in rows))) if until is None else until
     rows = [row for row in rows if row.share(since, until)]
     faults = [fault for fault in faults if since <= _fault_at(fault) < until]
     has_many_jobs, width = len({row.job for row in rows}) > 1, max(1e-9, until - since) / COLUMNS

@@ -592,8 +592,8 @@ class IncidentMachine:
     ) -> _Case:
         case = self._make_case(kind, text, suspects, fault_at, noticed_s, unix_s)
         self._cases[case.incident.id] = case
-        while len(self._cases) > MAX_FOLLOWED:
-            del self._cases[next(iter(self._cases))]
+        while len(self._cases) > MAX_FOLLOWED:  # the policy for stalls still needs the current one
+            del self._cases[next(id for id, each in self._cases.items() if each is not self._stall)]
         return case
 
     def _make_case(

@@ -19,6 +19,7 @@ log = logging.getLogger(__name__)
 
 MAX_FOLDER_BYTES = 512 * 1024 * 1024
 PAGE_BYTES = 1024 * 1024
+_FILE = re.compile(r"ledger-(\d{8})\.jsonl")
 _PAGE = re.compile(r"(\d{8})(?::(\d{1,15}))?")
 
 
@@ -58,11 +59,11 @@ class LedgerFiles:
         named = _PAGE.fullmatch(page or "00000000")
         if named is None:
             raise InvalidRequest(f"{page!r} is not a page of the ledger, for example 20261129", field="page")
-        days = [day for day in self.days() if day >= named[1]]
-        if not days:
-            return [], ""
-        offset = int(named[2] or 0) if days[0] == named[1] else 0
         try:
+            days = [day for day in self.days() if day >= named[1]]
+            if not days:
+                return [], ""
+            offset = int(named[2] or 0) if days[0] == named[1] else 0
             with self._path(days[0]).open("rb") as file:
                 file.seek(offset)
                 body = file.read(PAGE_BYTES)
@@ -74,8 +75,12 @@ class LedgerFiles:
         return body.decode(errors="replace").splitlines(), following
 
     def days(self) -> list[str]:
-        """Return the days that have a file, as YYYYMMDD, oldest first."""
-        return sorted(path.stem.removeprefix("ledger-") for path in self.folder.glob("ledger-????????.jsonl"))
+        """Return the days that have a file, as YYYYMMDD, oldest first. Raise OSError if the folder cannot be read."""
+        try:
+            names = os.listdir(self.folder)
+        except FileNotFoundError:
+            return []  # nothing has been written yet
+        return sorted(found[1] for name in names if (found := _FILE.fullmatch(name)) is not None)
 
     def _path(self, day: str) -> Path:
         return self.folder / f"ledger-{day}.jsonl"

@@ -226,8 +226,11 @@ _OPTIONS: list[tuple[str, int]] = [
 ]
 
 
+MAX_INT = 2**31 - 1  # of gRPC's options; as milliseconds, 24 days
+
+
 def options(keepalive_s: float) -> list[tuple[str, int]]:
-    half_ms = round(1000 * keepalive_s / 2)
+    half_ms = min(round(1000 * keepalive_s / 2), MAX_INT)
     names = ("grpc.keepalive_time_ms", "grpc.keepalive_timeout_ms", "grpc.http2.ping_timeout_ms")
     return [*_OPTIONS, *((name, half_ms) for name in names)]
 

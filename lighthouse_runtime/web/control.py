@@ -47,6 +47,7 @@ CSRF_HEADER = "X-CSRF-Token"
 COOKIE = "lighthouse_login"
 LOGIN_LASTS_S = 12 * 3600.0
 MAX_LOGINS_OF_A_TOKEN = 200
+MAX_LOGINS = 10_000  # reached only on a loopback address, where a caller needs no valid token
 ACTS_WITHIN_S = 10.0
 JSON_HEADERS = {
     "Cache-Control": "no-store",
@@ -60,6 +61,7 @@ _HTTP_STATUS = {
     grpc.StatusCode.PERMISSION_DENIED: 403,
     grpc.StatusCode.NOT_FOUND: 404,
     grpc.StatusCode.FAILED_PRECONDITION: 409,
+    grpc.StatusCode.RESOURCE_EXHAUSTED: 429,
     grpc.StatusCode.UNIMPLEMENTED: 501,
     grpc.StatusCode.UNAVAILABLE: 503,
     grpc.StatusCode.DEADLINE_EXCEEDED: 504,
@@ -90,11 +92,11 @@ class _Logins:
     def add(self, token: str) -> str:
         """Add a login and return the value of its cookie.
 
-        Above MAX_LOGINS_OF_A_TOKEN, the oldest login with the same token is removed.
+        Above MAX_LOGINS_OF_A_TOKEN, the oldest login with the same token is removed, and above MAX_LOGINS the oldest.
         """
         own = [name for name, (other, _) in self._tokens.items() if other == token]
-        if len(own) >= MAX_LOGINS_OF_A_TOKEN:
-            del self._tokens[own[0]]
+        if len(own) >= MAX_LOGINS_OF_A_TOKEN or len(self._tokens) >= MAX_LOGINS:
+            del self._tokens[own[0] if len(own) >= MAX_LOGINS_OF_A_TOKEN else next(iter(self._tokens))]
         name = secrets.token_urlsafe(32)
         self._tokens[name] = (token, time.monotonic() + LOGIN_LASTS_S)
         return name
@@ -169,7 +171,7 @@ class HttpGuard:
         self.check_host(request)
         origin = request.headers.get(hdrs.ORIGIN)
         site = request.headers.get("Sec-Fetch-Site", "same-origin")
-        if site != "same-origin" or (origin is not None and urlsplit(origin).netloc != request.headers[hdrs.HOST]):
+        if site != "same-origin" or (origin is not None and _host_of(origin) != request.headers[hdrs.HOST]):
             raise NotPermitted(f"Origin: a page of {origin or site} may not act here; use the daemon's own page")
         if request.content_type != "application/json":
             raise InvalidRequest(f"is {request.content_type}; send application/json", field=hdrs.CONTENT_TYPE)
@@ -271,6 +273,14 @@ def _shown(request: web.Request) -> str:
     return request.headers.get(hdrs.AUTHORIZATION, "")
 
 
+def _host_of(origin: str) -> str:
+    """Return the host and port of an Origin header, or an empty string if the header is malformed."""
+    try:
+        return urlsplit(origin).netloc
+    except ValueError:
+        return ""
+
+
 def _names(request: web.Request) -> tuple[str, ...]:
     """Return the names in the verified client certificate, if any.
 
@@ -293,7 +303,7 @@ async def read_body(request: web.Request) -> Mapping[str, object]:
     try:
         async with asyncio.timeout(ACTS_WITHIN_S):
             body = json.loads(await request.read())
-    except (ValueError, RecursionError, TimeoutError):
+    except (ValueError, RecursionError, TimeoutError, ConnectionError, web.RequestPayloadError):
         body = None
     if not isinstance(body, dict):
         raise InvalidRequest("is not a JSON object", field="body")

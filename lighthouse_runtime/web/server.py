@@ -40,7 +40,8 @@ class _WellFormedOnly(logging.Filter):
     """Drops log records of errors caused by malformed HTTP, which is the client's fault."""
 
     def filter(self, record: logging.LogRecord) -> bool:
-        return not (record.exc_info and isinstance(record.exc_info[1], HttpProcessingError))
+        error = record.exc_info[1] if record.exc_info else None
+        return not isinstance(error, HttpProcessingError | web.RequestPayloadError)
 
 
 logging.getLogger("aiohttp.server").addFilter(_WellFormedOnly())

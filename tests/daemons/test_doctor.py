@@ -42,6 +42,16 @@ def test_a_lighthouse_with_a_manager_is_healthy(tmp_path: Path) -> None:
     assert [line.split()[:2] for line in text.stdout.splitlines()] == [["ok", check] for check, _, _ in findings]
 
 
+def test_a_job_that_has_not_started_is_no_failure(tmp_path: Path) -> None:
+    """Hosts are checked before the job starts. Managers of other jobs are not examined."""
+    journal = ("--journal", str(tmp_path / "j.sqlite"))
+    with Lighthouse(*journal) as lighthouse, Manager(lighthouse.address):
+        status, findings = examine(lighthouse.address, "--job", "vision")
+    assert (status, not_good(findings)) == (0, [])
+    assert ("sessions", "ok", "no manager has connected to the lighthouse yet") in findings
+    assert "managers" not in {check for check, _, _ in findings}
+
+
 def test_a_dead_port_fails() -> None:
     with socket.socket() as taken:  # bound, and nothing listens
         taken.bind((LOCALHOST, 0))

@@ -117,6 +117,20 @@ def test_the_variable_names_the_folder_and_each_process_has_its_file(tmp_path: P
     assert [path.name for path in folder.iterdir()] == [f"team%2Fa-rank-3-{os.getpid()}.log"]
 
 
+def test_a_later_process_with_the_same_pid_has_its_own_file(tmp_path: Path) -> None:
+    """As in a container that is started again, whose rank may go on from an older checkpoint."""
+    for step in (9, 3, 5):
+        progress = make_progress(0, {TRACE_VARIABLE: str(tmp_path), "REPLICA_GROUP_ID": "a"})
+        progress.trace_decision(step, 1, is_committed=True)
+    name = f"a-rank-0-{os.getpid()}"
+    found = {path.name: lines(path) for path in tmp_path.iterdir()}
+    assert found == {
+        f"{name}.log": ["step 9 commits under quorum 1"],
+        f"{name}-2.log": ["step 3 commits under quorum 1"],
+        f"{name}-3.log": ["step 5 commits under quorum 1"],
+    }
+
+
 @pytest.mark.parametrize("variables", [{}, {TRACE_VARIABLE: ""}])
 def test_without_it_there_is_no_log(variables: dict[str, str]) -> None:
     assert make_progress(0, variables).trace is None

@@ -1,5 +1,8 @@
-from collections.abc import Callable, Sequence
+import os
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Self
 
 import click
@@ -15,6 +18,21 @@ from lighthouse_runtime.client import clients
 from tests.lighthouse.statuses import status
 
 Answer = LighthouseStatus | BaseException
+
+
+@contextmanager
+def unreadable(folder: Path) -> Generator[None, None, None]:
+    """Take this user's permissions for `folder`. Root has them all, so root is another user meanwhile."""
+    is_root = os.geteuid() == 0
+    folder.chmod(0)
+    if is_root:
+        os.seteuid(65534)
+    try:
+        yield
+    finally:
+        if is_root:
+            os.seteuid(0)
+        folder.chmod(0o700)
 
 
 @dataclass
@@ -100,7 +118,7 @@ def fake(monkeypatch: pytest.MonkeyPatch) -> FakeLighthouse:
     fake = FakeLighthouse()
 
     def client(coordinator: Coordinator, *, role: Role, job: str = "default", run: str = "default") -> FakeClient:
-        assert role is Role.OPERATE
+        assert role in (Role.OPERATE, Role.CHAOS)
         return FakeClient(fake, coordinator, job, run)
 
     monkeypatch.setattr(clients, "LighthouseClient", client)

@@ -140,7 +140,15 @@ class TestVerdict:
         watched = watcher()
         watched.update(training(step=29, compared=10, incidents=(incident("i", step_s=0.5),)))
         assert (watched.is_settled(verifies=False), watched.is_settled(verifies=True)) == (True, False)
-        assert verdict(watched)["verified"] == 0
+        found = verdict(watched)
+        assert found["verified"] == 0
+        assert found["problems"] == ["not verified, as not all groups have compared later states: kill b/0"]
+
+    @pytest.mark.parametrize("options", [{"verifies": False}, {"is_complete": False}])
+    def test_states_need_not_be_compared_after_ctrl_c_or_without_verify(self, options) -> None:
+        watched = watcher()
+        watched.update(training(step=29, compared=10, incidents=(incident("i", step_s=0.5),)))
+        assert verdict(watched, **options)["problems"] == []
 
     def test_the_target_of_a_fault_is_at_risk_until_it_is_back(self) -> None:
         watched = watcher()
@@ -200,6 +208,17 @@ class TestVerdict:
         watched = watcher()
         watched.update(training(step=29, incidents=(incident("i", step_s=0.5),)))
         assert verdict(watched, verifies=False)["problems"] == []
+
+    def test_a_lighthouse_that_restarts_counts_from_0(self) -> None:
+        """And it knows no rank until the groups have connected."""
+        watched = watcher(training(step=0, discards=7))
+        watched.update(training(step=20, discards=9))
+        watched.update(replace(training(step=0), ranks=()))
+        assert watched.step == 20
+        watched.update(training(step=29, compared=20, incidents=(incident("i", step_s=0.5),), discards=1))
+        watched.update(replace(training(step=0), ranks=()))
+        found = verdict(watched)
+        assert (found["discards"], found["steps_per_s"]) == (10, 0.95)
 
     def test_a_refused_fault_does_not_count(self) -> None:
         watched = watcher()

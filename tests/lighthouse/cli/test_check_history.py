@@ -1,12 +1,20 @@
 """`lighthouse check-history`: each broken promise is found in the logs, and a sound history has none."""
 
 import json
+import os
+import subprocess
+import sys
+import tracemalloc
 from pathlib import Path
+from urllib.parse import quote
 
 import pytest
 from click.testing import CliRunner, Result
 
 from lighthouse.cli import main
+from lighthouse.cli.check_history import MAX_LINE_CHARS, read
+from lighthouse_runtime.process.commands import START_LIGHTHOUSE
+from tests.lighthouse.cli.conftest import unreadable
 
 SECONDS = "2026-11-28T07:41:{:09.6f}Z"
 STARTED = (
@@ -246,3 +254,105 @@ def test_a_message_in_json_is_read_with_its_escapes(folder: Folder) -> None:
     entry = {"reason": 'said "message": "x"', "job": "vision", "message": "quorum 8: a@5 b@5"}
     (folder.path / "other.log").write_text(json.dumps(entry) + "\n" + json.dumps(entry)[:-9] + "\n")
     assert "quorum 8 has other groups than" in folder.check().output
+
+
+@pytest.mark.parametrize("name", ["team/a", "host:1/a", "a@b+c=d"])
+def test_a_group_has_the_same_name_in_traces_as_in_logs(folder: Folder, name: str) -> None:
+    """In the name of a file, some of its characters are escaped."""
+    folder.traces = {
+        file.replace("a-rank", f"{quote(name, safe='@+=')}-rank") if file.startswith("a-") else file: lines
+        for file, lines in folder.traces.items()
+    }
+    folder.lighthouse = [line.replace("a@", f"{name}@") for line in folder.lighthouse]
+    folder.manager = [line.replace(" of a ", f" of {name} ") for line in folder.manager]
+    result = folder.check()
+    assert result.exit_code == 0, result.output
+    assert result.output.count("kept") == 10
+
+
+def test_a_later_process_with_the_same_pid_is_another_process(folder: Folder) -> None:
+    """As in containers: both groups die, and continue from a checkpoint of step 3."""
+    for rank, pid in ((0, "1-2"), (1, "2-2")):
+        folder.add(f"a-rank-{rank}-{pid}.log", rank, range(3, 6), quorum_id=12, at=40)
+    folder.lighthouse.append("2026-11-28T07:41:39Z " + FORMED.format(12, "a@3"))
+    result = folder.check()
+    assert result.exit_code == 0, result.output
+    assert "8 processes, 40 commits" in result.output
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "2026-11-28T07:41:0.5Z step 5 commits under quorum 7",
+        "2026-13-28T07:41:00.500000Z step 5 commits under quorum 7",
+        f"2026-11-28T07:41:00.500000Z step {'5' * 5000} commits under quorum 7",
+        f"2026-11-28T07:41:00.500000Z step 5 commits under quorum {'7' * 5000}",
+        f"2026-11-28T07:41:00Z {FORMED.format('7' * 5000, 'a@0')}",
+        '{"message": ' + "[" * 50_000,
+        "\0" * 100,
+    ],
+)
+def test_a_damaged_line_is_skipped(folder: Folder, line: str) -> None:
+    folder.traces["b-rank-1-4.log"].append(line)
+    folder.lighthouse.append(line)
+    result = folder.check()
+    assert result.exit_code == 0, result.output
+    assert "34 commits of 10 steps under 3 quorums; logged: 3 quorums" in result.output
+
+
+def test_a_file_that_is_no_log_takes_no_memory(folder: Folder) -> None:
+    with (folder.path / "model.bin").open("wb") as file:
+        file.truncate(64 * 2**20)
+    tracemalloc.start()
+    try:
+        assert folder.check().exit_code == 0
+        assert tracemalloc.get_traced_memory()[1] < 16 * 2**20
+    finally:
+        tracemalloc.stop()
+
+
+def test_a_line_that_is_too_long_is_skipped_as_a_whole(folder: Folder) -> None:
+    """Its end may look like a line."""
+    line = f"2026-11-28T07:41:10Z {FORMED.format(8, 'a@5 b@5')}"
+    folder.lighthouse.append("x" * MAX_LINE_CHARS + line)
+    assert folder.check().exit_code == 0
+    folder.lighthouse.append(line)
+    assert "lighthouse.log:5: quorum 8 has other groups than" in folder.check().output
+
+
+def test_a_folder_that_cannot_be_read_is_not_left_out(folder: Folder) -> None:
+    folder.check()
+    with unreadable(folder.path / "traces"), pytest.raises(PermissionError):
+        read(folder.path)
+
+
+@pytest.mark.parametrize("name", ["other.log", "traces/a-rank-0-99.log"])
+def test_a_log_that_cannot_be_read_is_named(folder: Folder, name: str) -> None:
+    """Without it, a broken promise would count as kept; and status 1 would mean that one is broken."""
+    folder.check()
+    (folder.path / name).symlink_to("/proc/self/mem")  # reading it fails, also as root
+    result = folder.check()
+    assert result.exit_code == 2
+    assert "Input/output error; nothing was checked" in result.output
+
+
+@pytest.mark.parametrize("is_broken", [False, True])
+def test_a_reader_that_has_gone_changes_no_result(folder: Folder, is_broken: bool) -> None:
+    if is_broken:
+        folder.lighthouse.pop(1)
+    folder.check()
+    read, write = os.pipe()
+    os.close(read)
+    command = [sys.executable, "-c", START_LIGHTHOUSE, "check-history", str(folder.path)]
+    ended = subprocess.run(command, stdout=write, stderr=subprocess.PIPE, text=True, timeout=60, check=False)
+    os.close(write)
+    assert ended.returncode == is_broken, ended.stderr
+    assert ("no lighthouse has logged quorum 8" in ended.stderr) == is_broken
+
+
+def test_an_output_that_cannot_be_written_is_an_error_of_one_line(folder: Folder) -> None:
+    folder.check()
+    command = [sys.executable, "-c", START_LIGHTHOUSE, "check-history", str(folder.path)]
+    with open("/dev/full", "w") as full:
+        ended = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, timeout=60, check=False)
+    assert ended.stderr == "Error: cannot write to stdout: No space left on device\n"

@@ -4,6 +4,7 @@ import io
 import json
 import os
 import re
+import signal
 import socket
 import stat
 import tarfile
@@ -23,7 +24,7 @@ from lighthouse_protocol.rules.access import Role
 from lighthouse_runtime.client.clients import LighthouseClient
 from lighthouse_runtime.process.children import command_lines
 from lighthouse_runtime.security.credentials import Tokens, load_or_make
-from tests.processes import PATIENCE_S, Lighthouse
+from tests.processes import PATIENCE_S, Lighthouse, eventually
 
 
 def contents(path: Path) -> dict[str, bytes]:
@@ -110,6 +111,23 @@ def test_one_that_is_gone_leaves_a_file_that_says_so_for_each_part(tmp_path: Pat
     assert b"refused" in files["http/metrics.error.txt"]
 
 
+def test_of_several_lighthouses_the_one_that_leads_is_read(tmp_path: Path) -> None:
+    journal, out = tmp_path / "journal.sqlite", tmp_path / "out.tar.gz"
+    with Lighthouse("--journal", str(journal)) as lighthouse, socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))
+        addresses = f"127.0.0.1:{unused.getsockname()[1]},{lighthouse.address}"
+        bundle(out, "--lighthouse", addresses, "--journal", str(journal), "--timeout", "60s")
+    files = contents(out)
+    assert f"gRPC on port {lighthouse.port}" in files["http/log"].decode()
+    assert not [name for name in files if name.endswith(".error.txt")]
+
+
+def test_without_a_journal_the_first_lighthouses_port_is_named(tmp_path: Path) -> None:
+    addresses = "127.0.0.1:1,127.0.0.1:2"
+    bundle(tmp_path / "b", "--lighthouse", addresses, "--timeout", "1s", env={"XDG_STATE_HOME": str(tmp_path)})
+    assert b"journal-1.sqlite" in contents(tmp_path / "b")["journal.json.error.txt"]
+
+
 def test_a_part_that_hangs_holds_up_nothing_else(tmp_path: Path) -> None:
     released = threading.Event()
     parts = [Part("hangs", lambda: str(released.wait(PATIENCE_S)).encode()), Part("there", lambda: b"x")]
@@ -123,6 +141,20 @@ def test_a_file_that_cannot_be_written_is_named(tmp_path: Path) -> None:
         write_bundle(tmp_path / "no" / "b.tar.gz", [], 1.0)
 
 
+def test_ctrl_c_leaves_no_file(tmp_path: Path) -> None:
+    released = threading.Event()
+
+    def interrupt() -> bytes:
+        eventually(lambda: any(tmp_path.iterdir()), "the file is begun")
+        signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+        return str(released.wait(PATIENCE_S)).encode()
+
+    with pytest.raises(KeyboardInterrupt):
+        write_bundle(tmp_path / "b.tar.gz", [Part("slow", interrupt)], PATIENCE_S)
+    released.set()
+    assert list(tmp_path.iterdir()) == []
+
+
 @pytest.mark.parametrize(
     ("name", "value", "shown"),
     [
@@ -131,6 +163,8 @@ def test_a_file_that_cannot_be_written_is_named(tmp_path: Path) -> None:
         ("LIGHTHOUSE_MIN_REPLICAS", "2", "2"),
         ("LIGHTHOUSE_ADDRESS", "lighthouse://5f1c.t0ken@head:29510", f"lighthouse://{REMOVED}@head:29510"),
         ("LIGHTHOUSE_ADDRESS", "head:29510", "head:29510"),
+        ("LIGHTHOUSE_ON_PREEMPTION", "https://hooks.example/T0/B0/s3cret", REMOVED),
+        ("--on_preemption", "https://hooks.example/T0/B0/s3cret", REMOVED),
     ],
 )
 def test_secrets_are_removed_and_nothing_else(name: str, value: str, shown: str) -> None:

@@ -183,3 +183,13 @@ def test_a_recorder_that_is_no_list_is_shown_as_it_is(fake, run):
     told = run(stacks_command).output
     assert re.search(r"newest last\n    not JSON\n", told)
     assert '    {"a": 1}\n' in told
+
+
+@pytest.mark.parametrize("recorded", ['[{"input_sizes": 5}]', '[{"input_sizes": [5]}]', "[" * 12_000])
+def test_a_recorder_of_another_form_is_shown_as_it_is(fake, run, recorded):
+    """It is the text of a rank, which may lie, or use a newer PyTorch; the other ranks are shown nevertheless."""
+    fake.gathered = Gathered((member("b/1", flight_recorder=recorded), member("b/2", flight_recorder="[1]")))
+    result = run(stacks_command)
+    assert result.exit_code == 0
+    assert f"    {recorded}\n" in result.output
+    assert "b/2" in result.output

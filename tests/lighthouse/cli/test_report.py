@@ -9,6 +9,7 @@ import pytest
 
 from lighthouse.cli.report import report as report_command
 from lighthouse.store.ledger_files import LedgerFiles
+from tests.lighthouse.cli.conftest import unreadable
 
 T = 1_790_000_000.0  # 2026-09-21
 HOUR = 3600.0
@@ -131,6 +132,40 @@ def test_an_empty_history(fake, run, tmp_path):
     assert EMPTY in result.output
     assert EMPTY in page.read_text()
     assert json.loads(run(report_command, "--json").stdout)["goodput"] is None
+
+
+def test_the_addresses_of_several_lighthouses_may_be_longer_than_a_files_name(fake, run):
+    addresses = ",".join(f"lighthouse-{i}.lighthouse.training.svc.cluster.local:29510" for i in range(5))
+    assert EMPTY in run(report_command, addresses).output
+    assert fake.calls[0]["address"] == addresses
+
+
+@pytest.mark.parametrize("name", ["journal-1.sqlite", "journal-1.incidents"])
+@pytest.mark.parametrize("private", [".", "journal-1.incidents"])
+def test_the_files_of_another_user(run, tmp_path, name, private):
+    """Neither are they empty, nor is standard output to blame."""
+    LedgerFiles(tmp_path / "journal-1.incidents").append(LINES, T)
+    with unreadable(tmp_path / private):
+        result = run(report_command, str(tmp_path / name))
+    assert result.exit_code == 1
+    assert re.match(r"Error: .*cannot be read: .*Permission denied", result.output), result.output
+
+
+@pytest.mark.parametrize("option", [("--until", "9999-12-31"), ("--since", "99999d"), ("--until", "99999d")])
+def test_a_period_far_from_today(fake, run, option):
+    fake.ledger = LINES
+    result = run(report_command, *option, "--json")
+    assert result.exit_code == 0, result.output
+    found = json.loads(result.stdout)
+    assert found["group_s"] == pytest.approx(0.0 if option == ("--until", "99999d") else 20 * HOUR)
+    assert found["since_unix_s"] <= found["until_unix_s"]
+
+
+def test_a_period_after_the_newest_record(fake, run):
+    fake.ledger = LINES
+    found = json.loads(run(report_command, "--since", "2026-09-30", "--json").stdout)
+    assert found["group_s"] == 0
+    assert found["since_unix_s"] == found["until_unix_s"]
 
 
 @pytest.mark.parametrize(

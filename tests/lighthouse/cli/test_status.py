@@ -17,7 +17,7 @@ from lighthouse_protocol.messages.run import (
 )
 from lighthouse_protocol.messages.session import QuorumPhase
 from lighthouse_protocol.messages.status import MemberState
-from lighthouse_protocol.refusals import Unreachable
+from lighthouse_protocol.refusals import UnknownName, Unreachable
 from tests.lighthouse.statuses import healing, job, member, run_of, status
 
 TWO_JOBS = status(
@@ -239,13 +239,28 @@ def test_colours_a_job_that_starts_as_one_that_waits_and_not_as_a_failure(states
     assert (shown.plain, shown.style) == (explanation, style)
 
 
-def test_says_which_run_is_stopped_and_by_what(fake, run):
-    fake.answers = [status(job(member("a")))]
+@pytest.mark.parametrize(("name", "option"), [("default", ""), ("vision", " --job vision")])
+def test_says_which_run_is_stopped_and_by_what(fake, run, name, option):
+    fake.answers = [status(job(member("a"), name=name))]
     stop = RunStopped("no\x1b money", "ada", 1)
-    stopped = RunStatus("default", "r1", "stopped", RunCounters(), RunTerms(3), (), False, stop, (), (), ())
+    stopped = RunStatus(name, "r1", "stopped", RunCounters(), RunTerms(3), (), False, stop, (), (), ())
     fake.runs = [stopped, dataclasses.replace(stopped, run="r2", stop=None)]
-    *_, last, _ = run(command).output.splitlines()
-    assert last == "run r1 of job default is stopped: no? money (by ada); undo it with `lighthouse resume --run r1`"
+    *_, last, _ = run(command, "--job", name).output.splitlines()
+    undo = f"`lighthouse resume --run r1{option}`"
+    assert last == f"run r1 of job {name} is stopped: no? money (by ada); undo it with {undo}"
+
+
+@pytest.mark.parametrize("form", ["table", "json"])
+def test_says_that_the_run_of_an_unknown_job_is_stopped(fake, run, form):
+    """`lighthouse stop` has ended its processes, and then the job had no members any more."""
+    fake.answers = [UnknownName("no group has asked for a quorum of 'vision'"), status()]
+    stop = RunStopped("no money", "ada", 1)
+    fake.runs = [RunStatus("vision", "r1", "stopped", RunCounters(), RunTerms(3), (), False, stop, (), (), ())]
+    result = run(command, "--job", "vision", "--format", form)
+    assert (result.exit_code, result.stdout) == (1, "")
+    undo = "undo it with `lighthouse resume --run r1 --job vision`"
+    unknown = "no group has asked for a quorum of 'vision'"
+    assert result.stderr == f"Error: {unknown}; run r1 of job vision is stopped: no money (by ada); {undo}\n"
 
 
 def test_json_asks_for_ranks_and_timeline_too_as_slash_status_has_them(fake, run):

@@ -59,6 +59,12 @@ def test_a_period_cuts_intervals_in_proportion():
     assert (outside.group_s, outside.faults, outside.recorded_s, outside.until_unix_s) == (0, [], 0, T + 6000)
 
 
+def test_a_period_without_records_does_not_end_before_it_begins():
+    after, before = add_up([line(), fault()], since=T + 5000), add_up([line(), fault()], until=T - 5000)
+    assert (after.since_unix_s, after.until_unix_s, after.group_s, after.faults) == (T + 5000, T + 5000, 0, [])
+    assert (before.since_unix_s, before.until_unix_s, before.group_s, before.faults) == (T - 5000, T - 5000, 0, [])
+
+
 def test_a_lighthouse_that_was_away_leaves_a_gap():
     report = add_up([line(to=100), line("b", to=100), line(at=160, to=300), line("b", 160, 300)])
     assert (report.recorded_s, report.group_s, report.groups) == (240, 480, 2)

@@ -233,6 +233,16 @@ class TestThePolicy:
         decision = decide(OnStall.RESTART_SUSPECTS, names("a", *ranks), {"a": 8})
         assert (decision.groups, decision.text) == (groups, text)
 
+    def test_is_due_though_many_incidents_have_begun_since(self):
+        """As with `lighthouse chaos`, whose faults also strike a job that has stalled."""
+        stage = Stage(OnStall.RESTART_SUSPECTS)
+        incident_id = stage.opens(behind("b/1"))
+        for number in range(MAX_FOLLOWED + 1):
+            stage.told([stage.machine.open_fault("c", "slow c", f"c{number}", 10, stage.now, UNIX_S)])
+        _, due = stage.took(incident_id)
+        assert isinstance(due, ActionDue)
+        assert due.decision.groups == {"b": frozenset({1})}
+
     def test_after_a_kill_nothing_more_is_killed_in_that_incident(self):
         stage = Stage(OnStall.RESTART_SUSPECTS)
         incident_id = stage.opens(behind("b/1"))

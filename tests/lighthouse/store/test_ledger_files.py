@@ -34,6 +34,14 @@ def test_days_are_read_in_order_and_from_a_day_on(tmp_path):
     assert (files.folder / "ledger-20231114.jsonl").stat().st_mode & 0o777 == 0o600
 
 
+def test_other_files_in_the_folder_are_no_days(tmp_path):
+    files = LedgerFiles(tmp_path)
+    files.append(["a"], T)
+    (tmp_path / "ledger-20231114.jsonl.gz").write_bytes(b"x")
+    (tmp_path / "ledger-previous.jsonl").write_text("b\n")
+    assert read_all(files) == ["a"]
+
+
 def test_a_page_ends_with_a_line(tmp_path, monkeypatch):
     monkeypatch.setattr(ledger_files, "PAGE_BYTES", 10)
     files, lines = LedgerFiles(tmp_path), [f"{i:06}" for i in range(9)]

@@ -4,6 +4,7 @@ import dataclasses
 import re
 import subprocess
 import sys
+import threading
 from typing import Any, cast
 
 import click
@@ -21,6 +22,7 @@ from lighthouse_runtime.cli import (
     Duration,
     LazyCommand,
     LazyGroup,
+    Milliseconds,
     format_duration,
     from_options,
     options,
@@ -29,6 +31,7 @@ from lighthouse_runtime.cli import (
     variables,
 )
 from lighthouse_runtime.process.commands import START_LIGHTHOUSE, START_MANAGER
+from lighthouse_runtime.timing.pacing import BackgroundRead
 from manager.cli import main as manager_main
 from manager.server.config import ManagerConfig
 from tests.processes import clean_environment
@@ -205,6 +208,28 @@ def test_an_option_wants_more_than_0(value: str | float) -> None:
     with pytest.raises(click.BadParameter, match="must be more than 0, for example 500ms, 5s or 2m"):
         Duration().convert(value, None, None)
     assert Duration().convert(60.0, None, None) == 60.0
+
+
+@pytest.mark.parametrize(
+    ("kind", "too_long", "longest", "unit_s"),
+    [(Duration(), "876001h", "876000h", 1), (Milliseconds(), "3153600000001", "3153600000000", 1000)],
+)
+def test_an_option_wants_no_more_than_a_timer_can_wait(
+    kind: click.ParamType, too_long: str, longest: str, unit_s: int
+) -> None:
+    with pytest.raises(click.BadParameter, match="is too long; at most"):
+        kind.convert(too_long, None, None)
+    longest_s = kind.convert(longest, None, None) / unit_s
+    assert longest_s < threading.TIMEOUT_MAX
+    read = BackgroundRead("answer", lambda: "read", longest_s + 1)
+    assert read.result() == "read"
+
+
+@pytest.mark.parametrize("words", [["watch", "--interval", "1000000000h"], ["doctor", "--timeout", "1000000000h"]])
+def test_a_duration_that_no_timer_can_wait_is_a_wrong_option(words: list[str]) -> None:
+    result = CliRunner().invoke(lighthouse_main, [*words, "--lighthouse", "127.0.0.1:1"])
+    assert result.exit_code == 2
+    assert "'1000000000h' is too long; at most 876000h are allowed" in result.output
 
 
 HEAVY = {"aiohttp", "asyncio", "cryptography", "google", "grpc", "prometheus_client", "rich", "sqlite3", "uvloop"}

@@ -15,6 +15,7 @@ from lighthouse_protocol.limits import KEEPALIVE_S
 from lighthouse_protocol.pb.documented import lighthouse_pb2
 from lighthouse_protocol.refusals import InvalidRequest
 from lighthouse_protocol.rules import access
+from lighthouse_runtime.cli import MAX_DURATION_S
 from lighthouse_runtime.client import connection
 from lighthouse_runtime.security.access import LoopbackAccess
 from lighthouse_runtime.server import grpc_server
@@ -34,6 +35,13 @@ def test_every_option_is_one_that_grpc_knows() -> None:
     assert b"grpc.so_reuseporx" not in content
     for chosen in (options(KEEPALIVE_S), connection._OPTIONS):
         assert len(chosen) == len(dict(chosen)), "each is set once"
+
+
+async def test_a_keepalive_may_be_as_long_as_a_duration() -> None:
+    """It grows with the heartbeat timeout, for which some give years."""
+    server = GrpcServer({}, [], LoopbackAccess(), keepalive_s=MAX_DURATION_S)
+    await server.start("127.0.0.1:0")
+    await server.stop(0)
 
 
 def test_idle_clients_that_ping_are_kept_and_a_vanished_peer_is_noticed_within_two_seconds() -> None:

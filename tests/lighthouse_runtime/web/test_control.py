@@ -1,5 +1,6 @@
 """Who may act through the page, by real connections: each thing that a browser must prove, and what it is told else."""
 
+import asyncio
 import dataclasses
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, field
@@ -11,7 +12,7 @@ import pytest
 
 from lighthouse_protocol.coordinator import Coordinator
 from lighthouse_protocol.identity import Address
-from lighthouse_protocol.refusals import UnknownName, Unreachable
+from lighthouse_protocol.refusals import LimitReached, UnknownName, Unreachable
 from lighthouse_protocol.rules.access import Role
 from lighthouse_runtime.security import access
 from lighthouse_runtime.security.access import ANONYMOUS, Access, Audit, CredentialAccess, LocalOperatorAccess
@@ -109,6 +110,7 @@ async def test_no_act_goes_without_the_pages_own_token(daemon: Daemon, route: st
         ({"X_CSRF_Token": "gu\u00e9ssed"}, 403, "X-CSRF-Token"),
         ({"Origin": "http://evil.example"}, 403, "a page of http://evil.example may not act here"),
         ({"Origin": "null"}, 403, "a page of null may not"),
+        ({"Origin": "http://["}, 403, "a page of http://[ may not"),
         ({"Origin": "http://127.0.0.1:1"}, 403, "a page of http://127.0.0.1:1 may not"),
         ({"Origin": "", "Sec_Fetch_Site": "cross-site"}, 403, "a page of cross-site may not"),
         ({"Content_Type": "text/plain"}, 400, "send application/json"),
@@ -173,7 +175,38 @@ async def test_a_body_that_is_deep_or_without_end(daemon: Daemon, body: bytes, s
         assert (response.status, daemon.acted) == (status, [])
 
 
-@pytest.mark.parametrize(("error", "status"), [(UnknownName("replica_id: no live a"), 404), (Unreachable("gone"), 503)])
+@pytest.mark.parametrize(
+    "request_of_login",
+    [
+        b"Content-Encoding: gzip\r\nContent-Length: 2\r\n\r\n{}",
+        b"Content-Length: 100\r\n\r\n{}",
+        b"Transfer-Encoding: chunked\r\n\r\n2\r\n{}",
+    ],
+    ids=["no gzip", "cut off", "a chunk is missing"],
+)
+@pytest.mark.parametrize("is_reset", [False, True])
+async def test_a_malformed_body_is_the_callers_fault_and_no_error_of_the_daemon(
+    daemon: Daemon, request_of_login: bytes, is_reset: bool, caplog: pytest.LogCaptureFixture
+):
+    reader, writer = await asyncio.open_connection("127.0.0.1", daemon.port)
+    head = f"POST /login HTTP/1.1\r\nHost: 127.0.0.1:{daemon.port}\r\nContent-Type: application/json\r\n"
+    writer.write(head.encode() + request_of_login)
+    await writer.drain()
+    await daemon.csrf()  # the daemon has seen the request
+    if is_reset:
+        writer.transport.abort()
+    else:
+        writer.write_eof()
+        assert b" 500 " not in await asyncio.wait_for(reader.read(), 10)
+        writer.close()
+    await daemon.csrf()
+    assert [record.getMessage() for record in caplog.records if record.levelname == "ERROR"] == []
+
+
+@pytest.mark.parametrize(
+    ("error", "status"),
+    [(UnknownName("replica_id: no live a"), 404), (Unreachable("gone"), 503), (LimitReached("8 at once"), 429)],
+)
 async def test_an_act_that_fails_says_why(daemon: Daemon, error: Exception, status: int):
     daemon.error = error
     assert await daemon.post() == (status, {"error": str(error)})
@@ -256,3 +289,16 @@ async def test_logins_by_one_token_end_none_of_another(monkeypatch: pytest.Monke
     viewers = [logins.add("view") for _ in range(10)]
     assert logins.token(operator) == "operate"
     assert [logins.token(name) for name in viewers] == [""] * 7 + ["view"] * 3
+
+
+async def test_logins_are_bounded_where_no_token_is_checked(daemon: Daemon, monkeypatch: pytest.MonkeyPatch):
+    """A proxy may forward the requests of others to a lighthouse on a loopback address."""
+    logins = control._Logins()
+    monkeypatch.setattr(control, "MAX_LOGINS", 3)
+    monkeypatch.setattr(control, "_Logins", lambda: logins)
+    daemon.access = access.LoopbackAccess()
+    await daemon.http.stop()
+    await daemon.start(daemon.client)
+    for number in range(10):
+        assert (await daemon.post({"token": f"any-{number}"}, route="login", Via="1.1 proxy"))[0] == 200
+    assert [token for token, _ in logins._tokens.values()] == ["any-7", "any-8", "any-9"]
