@@ -104,7 +104,7 @@ class LightManager:
         self._send(self._session.open_session(self._participant(), self._report(), self._clock()))
         self._flush()
 
-    def _closed(self) -> None:
+    def _closed(self, is_moving: bool) -> None:
         self._session.close_session()
         self._handed = None
         self._crowd.tally.closings += 1
