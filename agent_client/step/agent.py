@@ -257,7 +257,7 @@ class Agent:
             An empty dict before the first batch of a StepSampler or StepLoader. Afterwards, a dict with these entries:
 
             - `length`, `batch_size`, `accumulate` and `seed` of the sampler.
-            - `samples`: number of samples used in committed steps, summed over all groups.
+            - `samples`: number of samples drawn for committed steps, also in skipped batches, summed over all groups.
             - `epoch`: number of complete epochs.
             - `position`: number of samples used in the current epoch.
             - `irregular_steps`: number of steps that this rank committed with batches drawn under an earlier quorum, or

@@ -69,11 +69,13 @@ class Node(DriverThread):
     def is_over(self) -> bool:
         """True if the run has ended, or the current round, because a node was lost, failed or wants to join.
 
-        False if the run has completed after this node has finished, so that the other nodes can finish, too.
+        False if this node has finished, and the run has completed or the lighthouse has been lost since, so that the
+        other nodes can finish, too.
         """
-        if isinstance(self.outcome, RunCompleted):
-            return not self._has_finished
-        return self._is_over or self.outcome is not None
+        if self._has_finished and isinstance(self.outcome, RunCompleted):
+            return False
+        is_cut_off = self._has_finished and isinstance(self.outcome, LighthouseError)
+        return self._is_over or (self.outcome is not None and not is_cut_off)
 
     def is_over_within(self, limit_s: float) -> bool:
         """Wait up to `limit_s` seconds until the round has ended. Return whether it has.

@@ -172,6 +172,7 @@ class Salvage:
             return 0
         return len(self._buckets) + (self._used is not None)
 
+    @never_compiled
     def mark_end(self) -> None:
         """Record the gradients as a reduction has left them."""
         self._marks = self._mark_gradients()
@@ -530,6 +531,7 @@ def _reduce_bucket(reduction: _Reduction, bucket: GradBucket) -> torch.futures.F
     if bucket.is_last():
         _at_the_end(reduction.completed)
     if reduction.salvage is not None:
+        internals.begin_step(has_computed=True)  # the kept buckets belong to this step
         reduction.salvage.keep_bucket(bucket, name, rest)
     reduced = _reduce(reduction.agent, bucket.buffer(), name, rest)
     if bucket.is_last():

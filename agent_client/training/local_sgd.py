@@ -152,6 +152,8 @@ class OuterSteps(FaultTolerantOptimizer):
     def step(self, closure: Callable[[], float] | None = None) -> bool:
         """Take an inner step, and end the outer step if this was its last inner step.
 
+        The script must call this optimizer's `zero_grad` before its first inner step, because the ranks join in it.
+
         Returns:
             False if this call ended an outer step that was discarded. The parameters are then those of the last
             committed outer step. If the model is divided into fragments, this applies to the fragment of the discarded

@@ -406,6 +406,18 @@ class TestWhatItDoesBeyond:
             with pytest.raises(RendezvousConnectionError, match=said):
                 nodes.wait(nodes.make(1, 1, join_timeout="2")).result(PATIENCE_S)
 
+    def test_a_node_that_has_finished_waits_for_the_others_without_the_lighthouse(self) -> None:
+        """The others may still use its store."""
+        with ThreadPoolExecutor(2) as pool, ExitStack() as stack, Lighthouse() as lighthouse:
+            nodes = Nodes(lighthouse.address, stack, pool)
+            members = [nodes.make(2, 2, join_timeout="2") for _ in range(2)]
+            nodes.join(*members)
+            lighthouse.kill()
+            for each in members:
+                each.finished()
+                eventually(lambda each=each: each._node.outcome is not None)
+                assert each.num_nodes_waiting() == 0
+
     def test_the_same_run_id_may_be_launched_anew(self, nodes: Nodes) -> None:
         first, second = nodes.make(), nodes.make()
         nodes.join(first, second)
