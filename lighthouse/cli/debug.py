@@ -154,12 +154,11 @@ def write_bundle(path: Path, parts: Iterable[Part], limit_s: float) -> list[str]
                 entry.size, entry.mtime, entry.mode = len(body), int(time.time()), 0o600
                 tar.addfile(entry, io.BytesIO(body))
         temporary.replace(path)
-    except BaseException as e:
+    except OSError as e:
+        raise InvalidRequest(f"cannot write {path}: {e.strerror or e}; name another file", field="--out") from e
+    finally:
         if temporary is not None:
-            temporary.unlink(missing_ok=True)
-        if isinstance(e, OSError):
-            raise InvalidRequest(f"cannot write {path}: {e.strerror or e}; name another file", field="--out") from e
-        raise
+            temporary.unlink(missing_ok=True)  # it is still there after an error or Ctrl-C
     return failed
 
 

@@ -310,9 +310,8 @@ class LighthouseDaemon:
     async def stop(self) -> None:
         """Refuse new calls, answer pending calls with an error, and close all connections."""
         self._is_ready = False
-        await self._grpc.set_serving(False)
-        if self._torchft is not None:
-            await self._torchft.set_serving(False)
+        for server in self._grpc_servers():
+            await server.set_serving(False)
         if self._shared is None or self._shared.refusal() is None:
             self._jobs.close(_STOPPING)
         if self._shared is not None:
@@ -361,9 +360,11 @@ class LighthouseDaemon:
         self._http.close_feeds()
 
     def _set_serving(self, is_serving: bool) -> None:
-        for server in (self._grpc, self._torchft):
-            if server is not None:
-                self._run(server.set_serving(is_serving))
+        for server in self._grpc_servers():
+            self._run(server.set_serving(is_serving))
+
+    def _grpc_servers(self) -> list[GrpcServer]:
+        return [server for server in (self._grpc, self._torchft) if server is not None]
 
     def _run(self, work: Coroutine[None, None, None]) -> None:
         task = asyncio.create_task(work)

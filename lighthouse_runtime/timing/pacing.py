@@ -2,12 +2,11 @@
 
 import asyncio
 import logging
-import queue
 import random
 import threading
 import time
 from collections.abc import Callable, Hashable
-from concurrent.futures import Future
+from concurrent import futures
 from typing import Any, Generic, TypeVar
 
 from lighthouse_protocol.refusals import DeadlinePassed
@@ -73,9 +72,9 @@ class SparseLog:
 T = TypeVar("T")
 
 
-def start_read(name: str, read: Callable[[], T]) -> Future[T]:
+def start_read(name: str, read: Callable[[], T]) -> futures.Future[T]:
     """Run `read` in a new thread, starting at once. Return a future, which cannot be cancelled, with the outcome."""
-    done = Future[T]()
+    done = futures.Future[T]()
     done.set_running_or_notify_cancel()
 
     def run() -> None:
@@ -94,27 +93,16 @@ class BackgroundRead(Generic[T]):
     def __init__(self, name: str, read: Callable[[], T], limit_s: float) -> None:
         self._limit_s = limit_s
         self._ends_at = time.monotonic() + limit_s
-        self._outcomes = queue.SimpleQueue[tuple[T | None, Exception | None]]()
-        threading.Thread(target=self._run, args=(read,), name=f"read {name}", daemon=True).start()
+        self._reading = start_read(name, read)
 
     def result(self) -> T:
-        """Return the result, or raise what `read` raised. Call this once.
+        """Return the result, or raise what `read` raised.
 
         Raise DeadlinePassed if `read` takes more than `limit_s` seconds.
         """
-        try:
-            value, error = self._outcomes.get(timeout=max(0.0, self._ends_at - time.monotonic()))
-        except queue.Empty:
-            raise DeadlinePassed(f"no answer within {self._limit_s:g} s") from None
-        if error is not None:
-            raise error
-        return value  # type: ignore[return-value]  # T may include None
-
-    def _run(self, read: Callable[[], T]) -> None:
-        try:
-            self._outcomes.put((read(), None))
-        except Exception as e:  # noqa: BLE001  raised by result()
-            self._outcomes.put((None, e))
+        if not futures.wait((self._reading,), max(0.0, self._ends_at - time.monotonic())).done:
+            raise DeadlinePassed(f"no answer within {self._limit_s:g} s")
+        return self._reading.result()
 
 
 # Values that many clients request, such as the status. Building them takes at most the share LOOP_SHARE of the loop's

@@ -95,8 +95,10 @@ class _Logins:
         Above MAX_LOGINS_OF_A_TOKEN, the oldest login with the same token is removed, and above MAX_LOGINS the oldest.
         """
         own = [name for name, (other, _) in self._tokens.items() if other == token]
-        if len(own) >= MAX_LOGINS_OF_A_TOKEN or len(self._tokens) >= MAX_LOGINS:
-            del self._tokens[own[0] if len(own) >= MAX_LOGINS_OF_A_TOKEN else next(iter(self._tokens))]
+        if len(own) >= MAX_LOGINS_OF_A_TOKEN:
+            del self._tokens[own[0]]
+        elif len(self._tokens) >= MAX_LOGINS:
+            del self._tokens[next(iter(self._tokens))]
         name = secrets.token_urlsafe(32)
         self._tokens[name] = (token, time.monotonic() + LOGIN_LASTS_S)
         return name
