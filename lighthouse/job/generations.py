@@ -655,7 +655,7 @@ class Generations:
         """Postpone all timeouts by the `by_s` seconds for which the lighthouse was paused and read no messages."""
         self.ranks.postpone_lapses(by_s)
         self._decision = self._decision.postponed_by(by_s)
-        self._held_until = now + by_s + CLOSINGS_HELD_S
+        self._held_until = max(self._held_until, now + CLOSINGS_HELD_S) + by_s
 
     # -- end of the run
 

@@ -99,13 +99,16 @@ class RankPresence:
         watch = self._group.ranks[group_rank].watch if 0 <= group_rank < self._group.size else None
         return watch is not None and watch.rank_incarnation == rank_incarnation
 
-    def record_request(self, group_rank: int, rank_incarnation: str = "") -> None:
+    def has_closed_watch(self, group_rank: int, rank_incarnation: str) -> bool:
+        """Return whether this process of the rank counts as lost. It then returns only with another watch."""
+        rank = self._group.ranks[group_rank]
+        return rank.loss is not None and bool(rank_incarnation) and rank_incarnation == rank.process
+
+    def record_request(self, group_rank: int) -> None:
         """Record that a rank has requested a quorum, which makes it present even if it has no watch."""
-        if 0 <= group_rank < self._group.size:
-            rank = self._group.ranks[group_rank]
-            self.remove_mate(group_rank)
-            if rank.loss is None or not rank_incarnation or rank_incarnation != rank.process:
-                rank.has_asked, rank.loss = True, None
+        rank = self._group.ranks[group_rank]
+        rank.has_asked, rank.loss = True, None
+        self.remove_mate(group_rank)
 
     def open_watch(self, number: int, group_rank: int, rank_incarnation: str) -> bool:
         """Add a watch. Return True if it replaces the open watch of another process, which then counts as lost."""
