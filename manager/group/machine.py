@@ -81,6 +81,7 @@ class GroupMachine:
         self._why_over = ""  # why the lighthouse does not admit the group again
         self._has_left = self._has_ended = False
         self._session_end = ""  # how the session ended after the group left
+        self._goodbye_by: float | None = None  # when the group stops waiting for the answer to its leave
         self._awaited = ""  # what the lighthouse is waiting for
         self._report = session.GroupReport()
         self._reported_facts: tuple[object, ...] = ()
@@ -162,6 +163,8 @@ class GroupMachine:
         self.group.effects = []
         if (expires_at := self.watches.deadline()) is not None and now >= expires_at:
             self._expire_ranks(now)
+        if self._goodbye_by is not None and now >= self._goodbye_by and not self._session_end:
+            self._session_end = f"the lighthouse has not answered for {self.session.lease_s:g} s"
         if self.session.is_given_up(now):
             self.session.close_session()
             reason = f"the lighthouse has not answered a heartbeat for {self.session.lease_s:g} s"
@@ -172,7 +175,7 @@ class GroupMachine:
 
     def deadline(self) -> float | None:
         """Return when to call `tick` next, or None if no timer is needed."""
-        deadlines = self.session.deadline(), self.watches.deadline()
+        deadlines = self.session.deadline(), self.watches.deadline(), None if self._session_end else self._goodbye_by
         return min([deadline for deadline in deadlines if deadline is not None], default=None)
 
     def _dispatch(self, event: events.Event, now: float) -> None:
@@ -187,7 +190,7 @@ class GroupMachine:
                 if self._has_left:
                     self._session_end = self._session_end or "its session has ended"
                 if self.group.drains and not is_moving:
-                    self._leave_if_idle()
+                    self._leave_if_idle(now)
             case events.Received(message):
                 self._receive(message, now)
             case events.ProcessPaused(by_s):
@@ -195,7 +198,7 @@ class GroupMachine:
             case events.DrainAsked(reason, is_revocable):
                 self._draining, self.group.drains = self._draining or reason, True
                 self._is_drain_revocable &= is_revocable
-                self._leave_if_idle()
+                self._leave_if_idle(now)
             case events.DrainCancelled():
                 # While a join is pending, the lighthouse may already have refused it because of the drain.
                 is_leaving = self._has_left or self.session.is_joining
@@ -208,7 +211,7 @@ class GroupMachine:
         """Finish handling an event: add the effects that follow from the changed records, and return all effects."""
         self._release()
         if self.group.drains and not self.watches.has_ranks:
-            self._leave()
+            self._leave(now)
         report = self.group_report()
         if messages := self.session.tick(report, now):
             self._send(messages)
@@ -298,7 +301,7 @@ class GroupMachine:
                 return
             case Verdict.LEAVE:
                 self._dismiss(request, self._drain_error())
-                self._leave()
+                self._leave(now)
                 return
             case _:
                 pass
@@ -515,7 +518,7 @@ class GroupMachine:
                 if not join and isinstance(error, WrongState):  # the group is not admitted
                     self._give_up_quorum(str(error), now)
                 if is_ours and self.group.drains:
-                    self._leave()
+                    self._leave(now)
             case session.QuorumOrder():
                 self._apply_order(message, now)
             case session.DrainRequest(reason):
@@ -593,7 +596,7 @@ class GroupMachine:
     def _drain_error(self) -> Drained:
         return Drained(f"{self.group.me.replica_id} leaves: {self._draining}")
 
-    def _leave_if_idle(self) -> None:
+    def _leave_if_idle(self, now: float) -> None:
         """Leave if the group has no ranks or is waiting for a quorum, because it then has no step to finish.
 
         If the lighthouse already has the group's join, wait for the answer: either a refusal because of the drain, or a
@@ -602,9 +605,9 @@ class GroupMachine:
         if self.session.is_joining and self.session.is_open:
             return
         if self.group.pending(is_gathering=True) or not self.watches.has_ranks:
-            self._leave()
+            self._leave(now)
 
-    def _leave(self) -> None:
+    def _leave(self, now: float) -> None:
         if self._has_left:
             return
         self._has_left = True
@@ -614,6 +617,7 @@ class GroupMachine:
             return
         self._send(self.session.leave(self._draining))
         self.session.close_session()
+        self._goodbye_by = now + self.session.lease_s
 
     # -- effects
 
