@@ -132,10 +132,17 @@ def _after_fork() -> None:
 os.register_at_fork(after_in_child=_after_fork)
 
 
+UNACKNOWLEDGED_MS = 20_000  # after this time without an acknowledgement from the peer's kernel, a connection is lost
+
 # Never lower grpc.min_reconnect_backoff_ms: it is also the connect timeout, and a thousand clients that join at once
 # would live-lock. Proxies of the environment are ignored within a training job.
+#
+# gRPC sets TCP_USER_TIMEOUT to the timeout of a keepalive. Without it, a connection to a host that has lost power stays
+# open for 15 minutes. The keepalive's pings are never due, because they would close a connection to a paused process.
 _OPTIONS: list[tuple[str, int | str]] = [
     ("grpc.max_reconnect_backoff_ms", 1000),
+    ("grpc.keepalive_time_ms", 2**31 - 2),
+    ("grpc.keepalive_timeout_ms", UNACKNOWLEDGED_MS),
     ("grpc.max_send_message_length", MAX_REQUEST_BYTES),
     ("grpc.max_receive_message_length", MAX_RESPONSE_BYTES),
     ("grpc.use_local_subchannel_pool", 1),

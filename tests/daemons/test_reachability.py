@@ -69,3 +69,42 @@ def test_a_host_advertises_the_address_that_routes_to_the_lighthouse_or_its_firs
         assert advertised(there, "[fd00:198:18::1]:29510") == "fd00:198:18::2"
         ip(there, "link", "set", "eth0", "down")
         assert advertised(there, "localhost:29510") in ("127.0.0.1", "::1"), "it has nothing else"
+
+
+RANK = """
+import sys, threading, time
+from lighthouse_protocol.messages.run import RankHeartbeat, RankHello, RankId, RunTerms
+from lighthouse_protocol.refusals import Unreachable
+from lighthouse_runtime.client.clients import LighthouseClient
+
+def beat(stream):
+    while True:
+        stream.send(RankHeartbeat())
+        time.sleep(0.5)
+
+with LighthouseClient(sys.argv[1], job="reach", run="vanished") as client:
+    stream = client.rank()
+    stream.send(RankHello(RankId(0, "p"), RunTerms(), secret="s" * 32))
+    threading.Thread(target=beat, args=(stream,), daemon=True).start()
+    try:
+        for message in stream:
+            print(message, flush=True)
+    except Unreachable as e:
+        print("unreachable:", e)
+"""
+
+
+@pytest.mark.slow
+def test_the_stream_to_a_lighthouse_whose_host_has_disappeared_ends_soon() -> None:
+    with another_host() as there, Lighthouse("--bind", f"{there.here}:0", "--insecure") as lighthouse:
+        address = f"{there.here}:{lighthouse.address.rpartition(':')[2]}"
+        command = [*there.command, sys.executable, "-c", RANK, address]
+        with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as rank:
+            try:
+                assert rank.stdout is not None
+                assert rank.stdout.readline() == "RankWelcome(term=0)\n"
+                with there.unplugged():
+                    told, _ = rank.communicate(timeout=45)
+            finally:
+                rank.kill()
+        assert told.splitlines()[-1].startswith("unreachable: ")
