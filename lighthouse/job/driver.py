@@ -668,7 +668,9 @@ class JobDriver(MachineDriver[QuorumEvent, QuorumEffect]):
                     self._secret = self._ports.draw_secret()
                 if record is not None:
                     self._commit(record)
-                log_quorum(self.job, quorum, is_new=is_new)  # before any group can log it, for `check-history`
+                is_branch = quorum.quorum_id == self.machine.job.branch_id
+                # Before any group can log it, for `check-history`.
+                log_quorum(self.job, quorum, is_new=is_new, is_branch=is_branch)
                 self._delivery = QuorumDelivery(quorum, self._delivery)
                 self._waiting.answer_calls(calls, Answer(quorum, stands, self._secret, self._delivery))
             case QuorumResent(quorum, call):

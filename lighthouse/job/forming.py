@@ -101,7 +101,7 @@ def decide(job: Job, now: float) -> Decision:
     def wait(verdict: Verdict, until: float | None = None) -> Decision:
         return Decision(verdict, until, missed_at, next_at)
 
-    if standing.phase is QuorumPhase.RETURNING:
+    if standing.phase is QuorumPhase.RETURNING and not (standing.is_unheld and joins.has_all_members):
         return wait(Verdict.WAITING_FOR_RECONNECT, standing.returns_until())
     if standing.phase is QuorumPhase.RECALLED:
         return wait(Verdict.WAITING_FOR_RECALL)
@@ -147,7 +147,7 @@ def choose_members(job: Job, now: float) -> tuple[Group, ...]:
     chosen = job.joins.list_candidates()
     size = size_for(len(chosen), job.config.allowed_sizes, job.config.active)
     if len(chosen) > size:
-        is_foreign = foreign(claims_of(job, chosen), known_history(job, now), job.max_step)
+        is_foreign = foreign(claims_of(job, chosen, now), known_history(job, now), job.max_step)
         foreign_ids = {member.replica_id for member, heals in zip(chosen, is_foreign, strict=True) if heals}
         participants = [member.participant for member in chosen if member.participant]
         places = choose(participants, job.members.keys(), size, foreign_ids)
@@ -155,9 +155,11 @@ def choose_members(job: Job, now: float) -> tuple[Group, ...]:
     return tuple(sorted(chosen, key=attrgetter("participant.wire_id")))
 
 
-def claims_of(job: Job, candidates: Sequence[Group]) -> list[Claim]:
+def claims_of(job: Job, candidates: Sequence[Group], now: float) -> list[Claim]:
     """Return a claim for each candidate: the state that it reports, and what the lighthouse knows about it."""
     claims: list[Claim] = []
+    branch_at = job.first_formed_at if job.branch_at is None else job.branch_at
+    branch_id = job.branch_id if branch_at is None or now < branch_at + EARLIER_COUNTS_FOR_S else 0
     for member in candidates:
         participant, last = member.participant, member.last_assignment
         assert participant is not None
@@ -169,7 +171,7 @@ def claims_of(job: Job, candidates: Sequence[Group]) -> list[Claim]:
         )
         # A step needs all members of a quorum, so members are at most one step apart.
         may_be_ahead: int | None = int(was_assigned)
-        if tag is not None and job.numbering.is_unknown(tag):
+        if tag is not None and (tag < branch_id or job.numbering.is_unknown(tag)):
             may_be_ahead = None
         disagree, works_at = participant.ranks_disagree, participant.works_at
         claims.append(Claim(participant.step, tag, is_member, may_be_ahead, disagree, works_at))
@@ -204,7 +206,8 @@ class QuorumMachine:
         self.job = Job(config, record)
         self.standing, self.joins = self.job.standing, self.job.joins
         self.job_end = JobEnd() if record is None else JobEnd(record.ended, record.absent)
-        self.presence = Presence(self.job, self.job_end, None if record is None else holders_until)
+        is_remembered = record is not None and record.quorum is not None
+        self.presence = Presence(self.job, self.job_end, holders_until if is_remembered else None)
         self.decision = Decision(Verdict.NO_JOINS)
         """Decision after the last event or tick."""
         self._ended_at: float | None = None
@@ -348,7 +351,7 @@ class QuorumMachine:
     def _form_quorum(self, chosen: Sequence[Group], now: float) -> None:
         job = self.job
         participants = [member.participant for member in chosen if member.participant]
-        claims, history = claims_of(job, chosen), known_history(job, now)
+        claims, history = claims_of(job, chosen, now), known_history(job, now)
         lineage = assign_steps(participants, [claim.tag for claim in claims], foreign(claims, history, job.max_step))
         stands = self.config.stands and all(map(_can_stand, chosen))
         # A standing quorum always gets a new id, and so does its successor.
@@ -369,6 +372,10 @@ class QuorumMachine:
         for quorum_id in (lineage.tag_quorum_id, quorum.quorum_id):
             if quorum_id:
                 history.add_quorum(quorum_id)
+        if self.job_end.step is not None:  # another training run begins under this name
+            job.branch_id = 0
+        elif lineage.max_step < job.max_step:
+            job.branch_id, job.branch_at = quorum.quorum_id, now
         self.job_end.record_quorum(job.unfinished_members, {p.replica_id for p in participants})
         job.replace_quorum(quorum, chosen, now, is_new=is_new)
         if stands:
@@ -384,7 +391,9 @@ class QuorumMachine:
         assert quorum is not None
         entries = {name: lease.entry for name, lease in self.standing.leases.items()}
         ended, absent = self.job_end.step, self.job_end.absent
-        return QuorumRecord(quorum.quorum_id, quorum, stands, entries, self.config.lease_s, history, ended, absent)
+        return QuorumRecord(
+            quorum.quorum_id, quorum, stands, entries, self.config.lease_s, history, self.job.branch_id, ended, absent
+        )
 
 
 def _can_stand(member: Group) -> bool:

@@ -17,9 +17,11 @@ are *foreign*. A *member* is a group that was in the last quorum.
    state. It may then be one step ahead of the last quorum, because members are at most one step apart. For example, a
    manager may have restarted while its ranks continued. This is why the replica_id decides here, not the incarnation.
    The last quorum has reached at least the step at which it formed, because its sources held the state of that step.
-3. If the journal is lost or outdated, quorums of the earlier lighthouse belong to the lineage, too. Their members may
-   be ahead by any number of steps, so that a group that happens to connect first does not override groups that have
-   trained for long. This rule trusts the managers' reports and ends EARLIER_COUNTS_FOR_S after the first quorum.
+3. A group that happens to connect first must not override groups that have trained for long. If no group with the
+   state of the last quorum is a candidate, the next quorum begins a *branch* at a lower step. States of the quorums
+   before the branch may be ahead by any number of steps, until EARLIER_COUNTS_FOR_S after it began. So may states of
+   quorums that this lighthouse does not know, because the journal is lost or outdated. They belong to the lineage until
+   EARLIER_COUNTS_FOR_S after the first quorum. This rule trusts the managers' reports.
 4. If no group at the highest step has a known tag (torchft members that resumed from disk, or groups with an unknown
    past), their states may have diverged. The first group is the source and the others heal. At step 0 all
    states are equal.
@@ -33,7 +35,7 @@ from lighthouse_protocol.messages.membership import Participant
 from lighthouse_protocol.refusals import InvalidRequest
 
 RANGES_KEPT = 64
-EARLIER_COUNTS_FOR_S = 600.0  # since this lighthouse's first quorum
+EARLIER_COUNTS_FOR_S = 600.0  # since this lighthouse's first quorum, or since a branch began
 
 
 class History:
@@ -181,7 +183,8 @@ class Numbering:
     def __init__(self, first_id: int, record: QuorumRecord | None) -> None:
         """Continue after `record`, which an earlier lighthouse stored, or begin with `first_id`."""
         self.quorum_id = record.quorum_id if record is not None else 0
-        self._recorded_id = self.quorum_id
+        is_remembered = record is not None and record.quorum is not None
+        self._recorded_id = self.quorum_id if is_remembered else 0
         self._first_id = first_id
         self._own_first_id: int | None = None
         self._began_at: float | None = None

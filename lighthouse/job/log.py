@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from lighthouse.job import events
 from lighthouse.job.events import ConnectionsCut, JobEnded, JournalOutdated
 from lighthouse.job.forming import QuorumMachine
+from lighthouse.job.lineage import EARLIER_COUNTS_FOR_S
 from lighthouse.job.records import RunName, Verdict
 from lighthouse.job.status import awaited, explain
 from lighthouse_protocol.messages.membership import Quorum
@@ -25,7 +26,7 @@ WAIT_LOGGED_AFTER_S = 1.0  # normally a quorum forms within milliseconds
 _WORTH_A_LINE = (QuorumPhase.RECALLED, QuorumPhase.REVOKED, QuorumPhase.STANDING)
 
 
-def log_quorum(job: str, quorum: Quorum, *, is_new: bool) -> None:
+def log_quorum(job: str, quorum: Quorum, *, is_new: bool, is_branch: bool) -> None:
     if not is_new:
         return
     names = [f"{p.replica_id}@{p.step}" for p in quorum.participants]
@@ -33,6 +34,15 @@ def log_quorum(job: str, quorum: Quorum, *, is_new: bool) -> None:
     step = max(p.step for p in quorum.participants)
     extra = event("quorum_formed", job=job, quorum_id=quorum.quorum_id, step=step, participants=len(names))
     log.info("quorum %d: %s%s", quorum.quorum_id, " ".join(names[:NAMES_LOGGED]), more, extra=extra)
+    if is_branch:
+        log.warning(
+            "quorum %d goes back to step %d: no group that holds the last quorum's state has joined. If one joins "
+            "within %g minutes and is still ahead, the others heal from it",
+            quorum.quorum_id,
+            step,
+            EARLIER_COUNTS_FOR_S / 60,
+            extra=event("branch_began", job=job, quorum_id=quorum.quorum_id, step=step),
+        )
 
 
 def log_order(job: str, order: QuorumOrder) -> None:

@@ -77,6 +77,8 @@ class QuorumRecord:
     """Length in seconds of the members' leases."""
     named: tuple[tuple[int, int], ...] = ()
     """Ranges (first, last) of the quorum ids under which states of this job were committed (lineage.py)."""
+    branch_id: int = 0
+    """Quorum with which the newest branch began (lineage.py, rule 3), or 0."""
     ended: int | None = None
     """Step at which the job ended, or None."""
     absent: tuple[str, ...] = ()
@@ -100,6 +102,7 @@ def dump_quorum(record: QuorumRecord) -> bytes:
         "stands": record.stands,
         "lease_s": record.lease_s,
         "named": record.named,
+        "branch_id": record.branch_id,
         "ended": record.ended,
         "absent": record.absent,
         "secret": record.secret,
@@ -126,6 +129,7 @@ def parse_quorum(raw: bytes) -> QuorumRecord:
         entries={row.pop("replica_id"): JoinState(**_known(row, _ENTRY)) for row in entries},
         lease_s=document["lease_s"],
         named=tuple((first, last) for first, last in document["named"]),
+        branch_id=document.get("branch_id", 0),
         ended=document.get("ended"),
         absent=tuple(document.get("absent", ())),
         secret=document["secret"],

@@ -92,6 +92,10 @@ class Job:
         """When the quorum_id last changed, or when this lighthouse handled its first event if that is later."""
         self.first_formed_at: float | None = None
         """When this lighthouse formed its first quorum."""
+        self.branch_id = record.branch_id if record is not None else 0
+        """Quorum with which the newest branch began (lineage.py, rule 3), or 0."""
+        self.branch_at: float | None = None
+        """When that branch began, or None if an earlier lighthouse began it."""
         self.lost_at: float | None = None
         """When a member of the current quorum was last lost."""
         self.rounds = 0

@@ -23,7 +23,8 @@ allows it up to a last step, and a *revoke* ends the quorum at once.
    all have reconnected, the quorum is STANDING again. It is revoked instead if a member reports it as revoked or does
    not reconnect within the lease, and recalled if a member reports it as recalled or resumed, or joins. Until then no
    quorum forms. Many members may need more than a lease to reconnect, so the wait is extended by up to another lease
-   while members are still arriving.
+   while members are still arriving. After a quorum that did not stand, the next one forms when all members have joined,
+   or after a lease, so that a group that connects first does not form it alone.
 6. A member that never received the quorum, because its connection broke or the lighthouse died, joins again with the
    same state. The lighthouse then resends the quorum.
 
@@ -65,6 +66,8 @@ class Standing:
         self.lost = ""  # member that caused the revoke, if known
         self.recalls = 0
         self.revokes = 0
+        self.is_unheld = False
+        """True if the phase is RETURNING after a quorum that did not stand, whose members have no leases."""
         self.leases: dict[str, Lease] = {}
         """Leases of the quorum's members, by replica_id."""
         self._returns_until = self._returns_at_most = 0.0
@@ -150,12 +153,13 @@ class Standing:
             until: Time by which all members must have reconnected.
             at_most: Latest time to which `until` is extended while members are arriving, or None for no extension.
         """
-        if record is not None and record.quorum is not None and not record.stands:
-            return
-        self._begin_phase(QuorumPhase.RETURNING, record.quorum if record is not None else None)
+        quorum = record.quorum if record is not None else None
+        stood = record is not None and record.stands
+        self._begin_phase(QuorumPhase.RETURNING, quorum if stood else None)
+        self.is_unheld = quorum is not None and not stood
         self._returns_until, self._returns_at_most = until, until if at_most is None else at_most
-        if record is not None and record.quorum is not None:
-            for member in record.quorum.participants:
+        if record is not None and quorum is not None and stood:
+            for member in quorum.participants:
                 name = member.replica_id
                 self.leases[name] = Lease(member.incarnation, until, record.entries[name], has_reported=False)
             self._await_members(self.leases.values())
@@ -167,7 +171,7 @@ class Standing:
         Members missing from the journal may hold a quorum until `until`, and members of the current quorum until their
         leases expire.
         """
-        order = self.revoke_quorum(reason)
+        order = None if self.is_unheld else self.revoke_quorum(reason)
         self._returns_until = self._returns_at_most = max(until, self.leases_free_at())
         self._begin_phase(QuorumPhase.RETURNING)
         return order
@@ -310,7 +314,7 @@ class Standing:
     def _begin_phase(self, phase: QuorumPhase, quorum: Quorum | None = None) -> None:
         self.quorum = quorum
         self.phase, self.upto, self.reason, self.lost = phase, 0, "", ""
-        self.leases = {}
+        self.is_unheld, self.leases = False, {}
         self._needs_recall = self._has_leaver = False
         self._awaited, self._all_reported_at, self._free_at = 0, 0.0, 0.0
 

@@ -73,6 +73,7 @@ DEFECTS = (
         _two(1, restart_manager=1, fail=1),
         "a-new-manager-is-a-stranger",
     ),
+    Defect("a_branch_wins", "S14", _two(2, kill=1, cut=1), "a-branch-wins"),
 )
 
 BELOW_THE_MODEL = {

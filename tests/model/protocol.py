@@ -643,7 +643,8 @@ class Model:
             quorum_id = last_id
         members = tuple((g, join.incarnation) for g, join in chosen)
         joins = tuple(join for _, join in chosen)
-        quorum = Quorum(quorum_id, members, start, tag, joins, history | {tag, quorum_id}, lighthouse.term)
+        branch_id = 0 if last is None else quorum_id if start < last.start else last.branch_id
+        quorum = Quorum(quorum_id, members, start, tag, joins, history | {tag, quorum_id}, lighthouse.term, branch_id)
         quorum = quorum._replace(parts=((),) * len(members))
         self._check_kept(w, quorum)
         self._check_same_id(w, lighthouse)
@@ -684,9 +685,11 @@ class Model:
         """Return the highest step of this group that counts.
 
         A group may be one step ahead if its state is that from which its last quorum, or the job's, started, or what
-        that quorum committed. The job's counts by name, since a manager may be new, and its ranks may not.
+        that quorum committed. The job's counts by name, since a manager may be new, and its ranks may not. There is no
+        limit for states of quorums before a branch, or of quorums that the lighthouse does not know.
         """
-        if join.seen > last.quorum_id:
+        is_before_branch = join.tag < last.branch_id and "a_branch_wins" not in self.weak
+        if is_before_branch or join.seen > last.quorum_id:
             return join.step
         own = [q for q in w.quorums if (g, join.incarnation) in q.members and q.term == term][-1:]
         if "new_manager_is_a_stranger" not in self.weak:
@@ -702,13 +705,17 @@ class Model:
         self._check("S3", holds=not holds, text=f"a quorum forms, and {holds}, not heard of, may hold a lease")
 
     def _check_kept(self, w: World, quorum: Quorum) -> None:
-        """A committed step stays while a group that holds it was in every quorum since, and none of those committed."""
+        """A committed step stays while a group that holds it was in every quorum since, and none of those committed.
+
+        It also stays if each quorum since has begun below the one that committed it.
+        """
         for (g, _), join in zip(quorum.members, quorum.joins, strict=True):
             place = next((k for k, q in enumerate(w.quorums) if q.quorum_id == join.tag), None)
             if place is None or join.is_torn or w.quorums[place].committed < join.step - 1:
                 continue
             later = [q for q in w.quorums[place + 1 :] if q.is_told]
-            if all(g in dict(q.members) and q.committed == NOTHING for q in later):
+            is_kept = all(g in dict(q.members) and q.committed == NOTHING for q in later)
+            if is_kept or all(q.start < w.quorums[place].start for q in later):
                 held = f"group {NAMES[g]} holds step {join.step} of quorum {join.tag}"
                 text = f"{held}, and the next one starts at {quorum.start}"
                 self._check("S14", holds=quorum.start >= join.step, text=text)

@@ -49,6 +49,7 @@ class Quorum(NamedTuple):
     joins: tuple[Join, ...]  # of the members
     history: frozenset[int]
     term: int  # of the lighthouse that formed it
+    branch_id: int = 0  # the newest quorum up to this one that began below the start of the one before it
     is_told: bool = False
     has_lost_record: bool = False  # a rolled-back journal lacks it
     reduced: int = NOTHING  # last step whose all-reduce completed

@@ -18,7 +18,7 @@ from lighthouse.job.lineage import (
     tag_of,
 )
 from lighthouse.job.records import LastAssignment, QuorumRecord
-from lighthouse_protocol.messages.membership import Participant
+from lighthouse_protocol.messages.membership import Participant, Quorum
 from tests.lighthouse.builders import group
 
 
@@ -170,7 +170,7 @@ class TestAheadOfTheMembers:
 
 
 def test_an_id_that_was_told_is_known_if_it_was_written_down_or_given_out_here():
-    numbering = Numbering(100, QuorumRecord(50))
+    numbering = Numbering(100, QuorumRecord(50, Quorum(50, (group("a"),))))
     assert numbering.is_unknown(51)
     assert numbering.choose_id(0, is_repeated=False)
     assert numbering.choose_id(0, is_repeated=False)

@@ -1,8 +1,11 @@
 """A restart of the lighthouse: its quorum's members go on, and come back; first the phases, then the whole machine."""
 
+from dataclasses import replace
+
 import pytest
 
 from lighthouse.job.events import HeartbeatReceived, JournalOutdated, QuorumFormed, QuorumResent
+from lighthouse.job.forming import QuorumMachine
 from lighthouse.job.lineage import EARLIER_COUNTS_FOR_S
 from lighthouse.job.records import QuorumRecord, Verdict
 from lighthouse.job.standing import Standing
@@ -15,6 +18,7 @@ from tests.lighthouse.sessions import (
     ANOTHER,
     asks,
     closed,
+    ended,
     held,
     lose,
     may_form,
@@ -161,7 +165,9 @@ class TestPhases:
 
     def test_what_did_not_stand_is_held_by_nobody(self):
         standing = returning(stands=False)
-        assert (standing.phase, standing.blocks_forming, standing.returns_until()) == (QuorumPhase.NONE, False, None)
+        assert (standing.is_unheld, standing.leases_free_at(), standing.returns_until()) == (True, 0.0, 5.0)
+        assert standing.end_overdue_wait(5.0) is None
+        assert standing.phase is QuorumPhase.NONE
 
 
 RETURNING, STANDING = QuorumOrder(1, QuorumPhase.RETURNING), QuorumOrder(1, QuorumPhase.STANDING)
@@ -229,6 +235,103 @@ class TestMachine:
         m.handle(asks(3, 3, "x"), 0.1)
         m.handle(opened(7, "a"), 0.1)
         assert m.handle(asks(7, 7, "a"), 0.1) == [QuorumResent(RECORD.quorum, 7), told("recalled", (7,))]
+
+
+class TestNotStanding:
+    """The last quorum did not stand, because the watch of one of its ranks was not open yet: nobody has a lease."""
+
+    RECORD = replace(record_of(standing("abc")), stands=False, entries={})
+
+    def test_a_group_that_comes_first_does_not_form_the_next_one_alone(self):
+        m = restarted(self.RECORD, until=5)
+        m.handle(opened(1, "a"), 1)
+        assert m.handle(asks(1, 1, "a"), 1) == []
+        assert "waiting for the quorum to reconnect after a restart, 4.0 s more at most; 1 joined" in explain(m, 1)
+        assert pulsing(m, {1: {}}, 1, 4.9) == []
+        assert [type(effect) for effect in ticked(m, 4.9, 5.1)] == [QuorumFormed]
+
+    def test_it_forms_as_soon_as_all_have_joined(self):
+        m = restarted(self.RECORD, until=5)
+        for session, name in enumerate("abc", start=1):
+            m.handle(opened(session, name), 1)
+            effects = m.handle(asks(session, session, name, seen_quorum_id=1), 1)
+        assert [p.replica_id for p in effects[0].quorum.participants] == ["a", "b", "c"]
+
+
+class TestBranch:
+    """Groups that have trained for long are away. One without a state forms a quorum, and has done a step when they
+    come back."""
+
+    def trained(self) -> QuorumMachine:
+        m = restarted(None, until=0)
+        for session, name in enumerate("abc", start=1):
+            m.handle(opened(session, name), 0)
+            m.handle(asks(session, session, native(name, 70, tag_quorum_id=7, seen_quorum_id=7)), 0)
+        return m
+
+    def branch(self, m: QuorumMachine, now: float) -> None:
+        a = native("a", incarnation="new")
+        m.handle(opened(11, a), now)
+        m.handle(asks(11, 11, a), now)
+        pulsing(m, {11: {}}, now, now + 15)
+        assert [p.step for p in m.job.quorum.participants] == [0]
+        assert m.job.branch_id == m.job.numbering.quorum_id
+
+    def steps_when_back(self, m: QuorumMachine, now: float, tag: int) -> list[int]:
+        branch_id = m.job.numbering.quorum_id
+        for session, name in ((12, "b"), (13, "c")):
+            back = native(name, 71, tag_quorum_id=tag, seen_quorum_id=tag)
+            m.handle(opened(session, back), now)
+            m.handle(asks(session, session, back), now)
+        m.handle(pulse(11, held=held(branch_id, "recalled", 0)), now)
+        a = native("a", 1, "new", tag_quorum_id=branch_id, seen_quorum_id=branch_id)
+        [formed] = [effect for effect in m.handle(asks(14, 11, a), now) if isinstance(effect, QuorumFormed)]
+        return [p.step for p in formed.quorum.participants]
+
+    @pytest.mark.parametrize("stands", [True, False])
+    def test_after_a_restart_it_does_not_win(self, stands: bool):
+        before = self.trained()
+        record = before._make_record(stands)
+        m = restarted(record if stands else replace(record, entries={}), until=5)
+        self.branch(m, 6)
+        assert self.steps_when_back(m, 21, before.job.numbering.quorum_id) == [1, 71, 71]
+
+    def test_nor_after_its_peers_were_cut_off(self):
+        m = self.trained()
+        tag = m.job.numbering.quorum_id
+        for session in (1, 2, 3):
+            m.handle(ended(session), 1)
+        ticked(m, 1, 20)
+        self.branch(m, 20)
+        assert self.steps_when_back(m, 35, tag) == [1, 71, 71]
+
+    def test_nor_after_another_restart(self):
+        before = self.trained()
+        m = restarted(record_of(before), until=5)
+        self.branch(m, 6)
+        branch_id = m.job.numbering.quorum_id
+        again = restarted(record_of(m), until=5)
+        again.handle(opened(11, native("a", 0, "new", seen_quorum_id=branch_id), held=held(branch_id)), 1)
+        assert self.steps_when_back(again, 2, before.job.numbering.quorum_id) == [1, 71, 71]
+
+    @pytest.mark.parametrize(("later_s", "steps"), [(-1, [1, 71, 71]), (1, [1, 0, 0])])
+    def test_it_is_the_job_after_ten_minutes(self, later_s: float, steps: list[int]):
+        before = self.trained()
+        m = restarted(record_of(before), until=5)
+        self.branch(m, 6)
+        assert m.job.branch_at is not None
+        back_at = m.job.branch_at + EARLIER_COUNTS_FOR_S + later_s
+        pulsing(m, {11: {"held": held(m.job.branch_id)}}, 21, back_at)
+        assert self.steps_when_back(m, back_at, before.job.numbering.quorum_id) == steps
+
+    def test_a_run_after_the_end_of_the_job_is_no_branch(self):
+        before = replace(record_of(self.trained()), ended=70, absent=("b",))
+        m = restarted(before, until=5)
+        a = native("a", incarnation="new")
+        m.handle(opened(11, a), 6)
+        m.handle(asks(11, 11, a), 6)
+        pulsing(m, {11: {}}, 6, 21)
+        assert self.steps_when_back(m, 21, before.quorum_id) == [1, 0, 0]
 
 
 class TestLostJournal:

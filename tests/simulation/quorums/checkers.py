@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
     Manager = ManagerProcess | TorchftManager
 
+BRANCH_S = 500.0  # the lighthouse counts ten minutes, by a clock that may be fast
 Identity = tuple[str, str, str, str]
 Start = tuple[int, int, str, float]  # quorum_id, step, group, and when its ranks were started
 
@@ -34,6 +35,7 @@ class Checkers:
         self._names: dict[int, tuple[str, ...]] = {}
         self._said: dict[int, set[Quorum]] = {}  # all that was told under an id, with the states of its members
         self._told: dict[int, int] = {}
+        self._starts: dict[int, int] = {}  # the step of each told quorum
         self.told_at: dict[int, float] = {}
         self._authors: dict[int, str] = {}
         self._members: list[frozenset[tuple[str, str]]] = []
@@ -72,14 +74,15 @@ class Checkers:
         if quorum.quorum_id not in self._told:
             self._world.counts["quorums"] += 1
             self._told[quorum.quorum_id] = len(self._members)
+            self._starts[quorum.quorum_id] = max(p.step for p in quorum.participants)
             self.told_at[quorum.quorum_id] = self._world.now
             self._members.append(frozenset((p.replica_id, p.incarnation) for p in quorum.participants))
 
     def _check_kept(self, quorum: Quorum) -> None:
         """Check that a quorum does not start below a committed step that a member holds.
 
-        This applies if the member has been in every quorum since, and none of them committed a step. Two lighthouses
-        cannot know of each other's commits.
+        This applies if the member has been in every quorum since, and none of them committed a step, or if all of them
+        have started below the quorum that committed the state. Two lighthouses cannot know of each other's commits.
         """
         if len(set(self._authors.values())) > 1:
             return
@@ -90,7 +93,8 @@ class Checkers:
             if held is None or held.quorum_id is None or held.quorum_id != member.tag_quorum_id:
                 continue
             was_committed = held.step - 1 in self._committed.get(held.quorum_id, ())
-            if max_step < held.step and was_committed and self._has_taken_part(member.wire_id, held.quorum_id):
+            is_kept = self._has_taken_part(member.wire_id, held.quorum_id) or self._is_before_branch(held.quorum_id)
+            if max_step < held.step and was_committed and is_kept:
                 raise Violation(
                     f"S14 {member.replica_id} holds step {held.step} of quorum {held.quorum_id}, which was committed, "
                     f"and quorum {quorum.quorum_id} goes on from step {max_step}"
@@ -100,6 +104,13 @@ class Checkers:
         """Return whether a group was in every later quorum, and none of them committed a step."""
         later = [quorum_id for quorum_id in self._told if quorum_id > since_id]
         return all(wire_id in self._names[quorum_id] and quorum_id not in self._committed for quorum_id in later)
+
+    def _is_before_branch(self, since_id: int) -> bool:
+        """Return whether each later quorum has started below this one, and the first of them lately."""
+        later = [quorum_id for quorum_id in self._told if quorum_id > since_id]
+        if since_id not in self._starts or not later or self._world.now > self.told_at[min(later)] + BRANCH_S:
+            return False
+        return all(self._starts[quorum_id] < self._starts[since_id] for quorum_id in later)
 
     def _name(self, quorum: Quorum) -> None:
         named = self._lists.setdefault(quorum.quorum_id, identities(quorum))
