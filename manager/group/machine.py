@@ -234,7 +234,8 @@ class GroupMachine:
                 self.group.refuse(event.call, unknown_rank_error(event.group_rank, self.group.size))
             case QuorumRequest() if self.watches.has_closed_watch(event.group_rank, event.rank_incarnation):
                 # The process has exited, or can still open its watch again and then repeat the request.
-                self.group.refuse(event.call, WrongState(f"rank {event.group_rank}: its watch is closed; open it again"))
+                what = f"rank {event.group_rank}: its watch is closed; open it again"
+                self.group.refuse(event.call, WrongState(what))
             case QuorumRequest():
                 self.watches.record_request(event.group_rank)
                 self.watches.restart_timeout((event.group_rank,), now)
