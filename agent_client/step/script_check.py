@@ -7,6 +7,7 @@ and whether their steps finish (Applying in rules/machine.py).
 
 import gc
 import logging
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -154,11 +155,15 @@ def warn_of_split_samplers(group_world_size: int, groups: int) -> None:
     This searches every object in the process, which takes about 50 ms.
     """
     for thing in gc.get_objects():
-        if issubclass(type(thing), DistributedSampler) and thing.shuffle and thing.num_replicas <= group_world_size:
+        if not issubclass(type(thing), DistributedSampler):
+            continue
+        found = vars(thing)  # a subclass that does not call __init__ has none of these
+        replicas = found.get("num_replicas", math.inf)
+        if found.get("shuffle") and replicas <= group_world_size:
             log.warning(
                 "a DistributedSampler divides its %d samples among the %d ranks of this replica group only: each "
                 "of the %d groups trains on the same samples. Use StepSampler(len(data), batch_size, agent), or "
                 "StepLoader.of(loader, agent), which divide them among the ranks of all groups",
-                *(len(thing.dataset), thing.num_replicas, groups),
+                *(found.get("total_size", 0), replicas, groups),
             )
             return

@@ -163,3 +163,13 @@ def test_data_that_are_divided_among_the_ranks_of_one_group(
         warn_of_split_samplers(2, 2)
     told = f"divides its 100 samples among the {replicas} ranks of this replica group only: each of the 2 groups"
     assert (told in caplog.text) == is_told, sampler
+
+
+def test_a_sampler_of_the_scripts_own_that_calls_no_init_of_torchs() -> None:
+    class Balanced(DistributedSampler[int]):
+        def __init__(self) -> None:
+            """It draws from the labels."""
+
+    sampler = Balanced()
+    warn_of_split_samplers(2, 2)
+    del sampler
