@@ -20,7 +20,7 @@ import torch
 
 from agent_client.collectives.nccl import in_stream_order
 from agent_client.collectives.observed import never_compiled
-from agent_client.errors import AgentError, ConfigurationError, first_line
+from agent_client.errors import AgentError, ConfigurationError
 from agent_client.healing.keeper import Keeper
 from agent_client.progress.progress import Block
 from agent_client.state.train_state import TrainState
@@ -529,8 +529,7 @@ class Agent:
         try:
             yield
         except BaseException as e:
-            text = f"step {self._machine.step - 1} was committed and not applied: {type(e).__name__}: {first_line(e)}"
-            self.internals.tear(text)
+            self.internals.tear_unapplied(e)
             raise
         self.internals.applying.left()
 

@@ -22,7 +22,7 @@ from agent_client.collectives.gloo import GlooGroup
 from agent_client.collectives.nccl import in_stream_order
 from agent_client.collectives.observed import ObservedGroup, never_compiled
 from agent_client.collectives.peers import Peers
-from agent_client.errors import AgentError, ConfigurationError, GroupDrained
+from agent_client.errors import AgentError, ConfigurationError, GroupDrained, first_line
 from agent_client.healing.catch_up import CatchUpDriver
 from agent_client.healing.healing import Healing
 from agent_client.healing.keeper import Keeper
@@ -510,9 +510,20 @@ class Internals:
             self._request_quorum()
             self.wait_quorum()
             self._reduce_again()
+        try:
+            self._end_step(is_committed=is_committed)
+        except BaseException as e:
+            if is_committed:
+                self.tear_unapplied(e)
+            raise
+        if self._has_begun_late and machine.must_heal_next:
+            self.begin_step()  # a loop that begins its steps with a reduction would also begin the next one too late
+        return is_committed
+
+    def _end_step(self, *, is_committed: bool) -> None:
+        machine, last, progress = self.machine, self.runner.last, self.progress
         for part in self.parts:
             part.end_step(is_committed=is_committed)
-        last, progress = self.runner.last, self.progress
         has_healed = last is not None and (last.heals or last.catches_up)
         counts = {"is_committed": is_committed, "has_healed": has_healed}
         microbatches = 0 if machine.skips_batch else len(machine.share.microbatches)
@@ -520,9 +531,6 @@ class Internals:
         self._uncalled_commit = machine.step if is_committed else None
         if is_committed:
             self._note_data()
-        if self._has_begun_late and machine.must_heal_next:
-            self.begin_step()  # a loop that begins its steps with a reduction would also begin the next one too late
-        return is_committed
 
     def _check_script(self) -> None:
         if not self._is_checked:
@@ -572,6 +580,11 @@ class Internals:
         self.machine.tear(DistrustKind.NOT_APPLIED, f"rank {self.place.group_rank}: {text}")
         if self.catch_up is not None:
             self.catch_up.mark_torn()
+
+    def tear_unapplied(self, error: BaseException) -> None:
+        """Record that `error` was raised before the step that was just committed had been applied."""
+        what = f"{type(error).__name__}: {first_line(error)}"
+        self.tear(f"step {self.machine.step - 1} was committed and not applied: {what}")
 
     @never_compiled
     def call_on_commit(self) -> None:
