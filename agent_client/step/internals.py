@@ -144,7 +144,7 @@ class Internals:
         """Committed step whose `on_commit` callbacks have not been called yet."""
         self._has_begun_late = False
         self._begun_version = 0
-        self._drawn: tuple[int, set[int]] = (-1, set())
+        self._drawn: tuple[int, set[tuple[int, int]]] = (-1, set())
         self._is_checked = self._is_sendable = self._has_looked_at_samplers = False
         self._state_digests, self._gradient_digests = Digests(), Digests()
         self._reduce_again: Callable[[], None] = lambda: None
@@ -278,16 +278,17 @@ class Internals:
             self.data_uses.drawn(data, self.machine.step, self.quorum_id)
 
     @never_compiled
-    def record_draw(self, number: int, batch: Callable[[], torch.Tensor]) -> bool:
-        """Record that this rank has drawn batch `number`. `batch` returns its sample indices.
+    def record_draw(self, sampler: object, number: int, batch: Callable[[], torch.Tensor]) -> bool:
+        """Record that this rank has drawn batch `number` from `sampler`. `batch` returns its sample indices.
 
         If the draw shows that the script has abandoned the current step, discard that step and return False.
         """
         machine = self.machine
         if self._drawn[0] != machine.ended:
             self._drawn = machine.ended, set()
-        is_again, has_begun = number in self._drawn[1], machine.phase is not Phase.IDLE and machine.has_computed
-        self._drawn[1].add(number)
+        drawn = id(sampler), number  # several samplers may draw their batches of the same number
+        is_again, has_begun = drawn in self._drawn[1], machine.phase is not Phase.IDLE and machine.has_computed
+        self._drawn[1].add(drawn)
         left_out = is_again and has_begun and not machine.is_in_backward and self._discard_redrawn()
         self.runner.samples = batch
         return not left_out

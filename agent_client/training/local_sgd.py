@@ -79,7 +79,7 @@ class InnerSteps:
     def record_source(self, data: DataChoice) -> None:
         self.agent.internals.record_source(data, is_whole_step=False)
 
-    def record_draw(self, number: int, batch: Callable[[], Tensor]) -> bool:
+    def record_draw(self, sampler: object, number: int, batch: Callable[[], Tensor]) -> bool:
         return True
 
 

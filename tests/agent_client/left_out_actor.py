@@ -180,6 +180,14 @@ class LeftOutActor:
         (self.loss(batch) + self.loss(batch.flip(0))).backward()
         return self.optimizer.step()
 
+    def two_samplers(self, batch: torch.Tensor) -> bool | None:
+        """The second is asked for its batch, of the same number, after a forward pass over that of the first."""
+        others = self.__dict__.setdefault("others", iter(StepSampler(2 * SAMPLES, 4, self.agent, seed=1)))
+        self.optimizer.zero_grad()
+        loss = self.loss(batch)
+        (loss + self.loss(next(others))).backward()
+        return self.optimizer.step()
+
     def evaluated(self, batch: torch.Tensor) -> bool | None:
         """In eval mode, and without gradients, before and after the step."""
         with torch.no_grad():

@@ -177,7 +177,10 @@ class TestNotFinite:
         assert a.call("scale") == b.call("scale") == 2.0**15, "half of what it begins with"
 
 
-@pytest.mark.parametrize("kind", ["accumulated", "sam", "sums_of_tasks", "two_views", "evaluated", "looked_at"])
+MORE = ["accumulated", "sam", "sums_of_tasks", "two_views", "evaluated", "looked_at", "two_samplers"]
+
+
+@pytest.mark.parametrize("kind", MORE)
 def test_a_loop_that_does_more_in_a_step_loses_none(job: Job, kind: str) -> None:
     """In all of its steps."""
     [a] = job.groups("a", actor=ACTOR, norm=has_norm(kind))
@@ -185,7 +188,7 @@ def test_a_loop_that_does_more_in_a_step_loses_none(job: Job, kind: str) -> None
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["accumulated", "sam", "sums_of_tasks", "two_views", "evaluated", "looked_at"])
+@pytest.mark.parametrize("kind", MORE)
 def test_a_loop_that_does_more_in_some_steps_loses_at_most_a_few_attempts(job: Job, kind: str) -> None:
     """Both groups do the same; what a script has once done in a committed step is never held against it."""
     a, b = begin(job)
