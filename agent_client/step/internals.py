@@ -186,7 +186,9 @@ class Internals:
     # -- settings that modules and optimizers change once
 
     def add_part(self, part: StepPart) -> None:
-        self.parts.append(part)
+        """Add a wrapper of a module. If the script has wrapped the same module before, it replaces that wrapper."""
+        module = uncompiled(part.module)
+        self.parts = [*(each for each in self.parts if uncompiled(each.module) is not module), part]
 
     def request_late(self) -> None:
         """Request each quorum only when its step begins, for steps that are long, as with LocalSGD."""
@@ -667,3 +669,8 @@ class Internals:
 def is_in_backward() -> bool:
     """Return whether this thread is running a backward pass. A forward pass recomputed inside it begins no step."""
     return torch._C._current_graph_task_id() != -1  # pyright: ignore[reportPrivateUsage]
+
+
+def uncompiled(module: Any) -> Any:
+    """Return the module that torch.compile has wrapped, or `module` itself."""
+    return getattr(module, "_orig_mod", module)

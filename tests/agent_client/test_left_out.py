@@ -85,8 +85,9 @@ def test_a_batch_that_is_left_out_before_its_backward_pass_costs_the_peers_only_
     assert b.call("get", "passes") <= UNTIL + 2
 
 
-def test_a_batch_that_is_passed_over_costs_nobody_a_step(job: Job) -> None:
-    of_a, of_b, _, _ = train(job, "passed_over")
+@pytest.mark.parametrize("kind", ["passed_over", "wrapped_again"])
+def test_a_batch_that_is_passed_over_costs_nobody_a_step(job: Job, kind: str) -> None:
+    of_a, of_b, _, _ = train(job, kind)
     check_equal(of_a, of_b)
     assert discards(of_a) == discards(of_b) == []
     assert [each["weights"] for each in of_a] == [each["weights"] for each in of_b]

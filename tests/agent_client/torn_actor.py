@@ -40,6 +40,7 @@ class TornEnd:
     is_due = False
 
     def __init__(self) -> None:
+        self.module = torch.nn.Identity()
         self.pass_order = PassOrder()
 
     def contribute_zeros(self) -> bool:

@@ -22,6 +22,11 @@ class StepPart(Protocol):
     """A module whose forward passes begin steps, and whose backward passes reduce gradients."""
 
     @property
+    def module(self) -> Any:
+        """The wrapped module."""
+        ...
+
+    @property
     def can_begin_step(self) -> bool:
         """True if the next forward pass begins a step, because the module is in training mode."""
         ...
