@@ -172,7 +172,8 @@ class Agent:
         """Leave the job. Close all connections, and stop the manager if this rank started it.
 
         First wait, for up to 10 s, until no other rank needs data from this rank to complete the last step. An
-        Agent that is still open when the interpreter exits is closed automatically.
+        Agent that is still open when the interpreter exits is closed automatically. In a forked child of the process
+        that created the Agent, this method does nothing.
         """
         self.internals.close()
 

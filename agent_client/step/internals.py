@@ -7,6 +7,7 @@ steps that the script has abandoned (rules/loop_order.py).
 
 import itertools
 import logging
+import os
 import secrets
 import time
 import weakref
@@ -86,6 +87,7 @@ class Internals:
             raise ConfigurationError(
                 f"share_by_speed: this group has {place.group_world_size} ranks; only groups of one rank can share"
             )
+        self._pid = os.getpid()
         self._agent = agent
         """Keeps the Agent alive as long as its threads, so that it is closed when the interpreter exits."""
         self.state = state
@@ -167,6 +169,8 @@ class Internals:
 
     @uninterrupted
     def close(self) -> None:
+        if os.getpid() != self._pid:
+            return  # a forked child has none of the threads, and shares the connections and the manager
         forget_closed(self._agent)
         self.optimizer_watch.close()
         if self.keeper is not None:

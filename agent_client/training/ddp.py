@@ -19,7 +19,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from itertools import groupby
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
@@ -343,6 +343,12 @@ class DistributedDataParallel(parallel.DistributedDataParallel):
         raise ConfigurationError(
             "join(): not supported with replica groups, which come and go: use StepLoader or StepSampler for the "
             "batches, and end the loop by agent.current_step"
+        )
+
+    def __getstate__(self) -> NoReturn:
+        raise TypeError(
+            "agent_client's DistributedDataParallel cannot be copied or pickled, because it belongs to an Agent: copy "
+            "or save the model that it wraps (.module)"
         )
 
     # -- methods of StepPart

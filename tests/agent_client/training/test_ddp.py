@@ -1,5 +1,6 @@
 """torch's DDP under an Agent: its buckets must be the same in a replica that has trained and in one that is new."""
 
+import copy
 from collections.abc import Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
@@ -254,6 +255,11 @@ def test_a_step_that_has_lost_its_peer_keeps_its_gradients_until_its_vote() -> N
         model = ours(Branches(), agent, **FIND_UNUSED)
         backward(model, 0, 0, 0)
         assert [gradient is None for gradient in gradients(model)] == [False] * 4 + [True] * 2
+
+
+def test_a_copy_of_it_would_have_no_agent() -> None:
+    with peers() as agent, pytest.raises(TypeError, match="the model that it wraps"):
+        copy.deepcopy(ours(Tower(), agent))
 
 
 def test_an_error_of_the_agent_ends_the_backward_pass() -> None:
