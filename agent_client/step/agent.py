@@ -34,7 +34,7 @@ from agent_client.step.rendezvous import ALONE, GroupPlace, rendezvous
 from agent_client.step.rules.machine import Phase
 from agent_client.step.rules.world_size import WorldSizeMode
 from agent_client.step.runner import ReductionFuture
-from agent_client.step.script_check import refuse_optimizer
+from agent_client.step.script_check import refuse_optimizer, refuse_unhealed
 from agent_client.step.stop_signals import uninterrupted
 from lighthouse_protocol.limits import MAX_COUNT
 from lighthouse_protocol.messages.membership import World
@@ -111,6 +111,7 @@ class Agent:
         """
         for optimizer in (state.optimizer, *state.others.values()):
             refuse_optimizer(optimizer)
+        refuse_unhealed(state)
         self.state = state
         self.group_rank, self.group_world_size = place.group_rank, place.group_world_size
         self.internals = Internals(self, manager_address, state, config, place)
