@@ -478,13 +478,16 @@ class Agent:
         several modules use the Agent, the step is discarded instead. A StepSampler does not return the batch again in
         this epoch, unless the step is discarded.
 
+        In a step with several batches, call this under `no_sync()` for all batches but the last. Such a batch just adds
+        nothing to the gradients. If the last batch is skipped, so are the gradients of the others.
+
         Args:
             reason: Reason to log. The log also contains the sample indices if the batch comes from a StepSampler.
         """
         self.internals.begin_step()
         self.internals.wait_quorum()
         log.warning("step %d: %s; batch skipped%s", self.current_step, reason, self._runner.samples_text())
-        if not self.internals.contribute_nothing():
+        if not (self.internals.skip_microbatch() or self.internals.contribute_nothing()):
             self.internals.fail_step(f"a batch was skipped: {reason}")
 
     @never_compiled

@@ -369,6 +369,12 @@ class DistributedDataParallel(parallel.DistributedDataParallel):
     def parameters_reduced(self) -> list[torch.nn.Parameter]:
         return self._group.parameters
 
+    def skip_microbatch(self) -> bool:
+        if self.require_backward_grad_sync:
+            return False
+        self._shared.restore()
+        return True
+
     @torch.no_grad()
     def contribute_zeros(self) -> bool:
         self._drop_unreduced_pass()

@@ -94,6 +94,9 @@ class _ShardedPart:
     def parameters_reduced(self) -> list[nn.Parameter]:
         return list(self.module.parameters())
 
+    def skip_microbatch(self) -> bool:
+        return False
+
     def contribute_zeros(self) -> bool:
         """Return False, because the other ranks in the group wait in torch's collectives for this rank's backward."""
         return False

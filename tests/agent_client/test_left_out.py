@@ -98,6 +98,15 @@ def test_a_batch_that_is_passed_over_costs_nobody_a_step(job: Job, kind: str) ->
     assert f"step {AT}: a test has no use for it; batch skipped; samples here: " in job.log("b")
 
 
+def test_a_microbatch_that_is_passed_over_adds_nothing(job: Job) -> None:
+    of_a, of_b, _, _ = train(job, "microbatch_passed_over")
+    check_equal(of_a, of_b)
+    assert discards(of_a) == discards(of_b) == []
+    reference_a, reference_b, _, _ = train(job.elsewhere(), "microbatch_left_out")
+    check_equal(of_a, of_b, reference_a, reference_b)
+    assert f"step {AT}: a test has no use for it; batch skipped; samples here: " in job.log("b")
+
+
 def test_a_batch_that_is_skipped_is_not_measured(job: Job) -> None:
     a, b = begin(job)
     of_b = b.begin("train", UNTIL, "passed_over")

@@ -43,6 +43,9 @@ class TornEnd:
         self.module = torch.nn.Identity()
         self.pass_order = PassOrder()
 
+    def skip_microbatch(self) -> bool:
+        return False
+
     def contribute_zeros(self) -> bool:
         return False
 

@@ -42,6 +42,10 @@ class StepPart(Protocol):
     @property
     def parameters_reduced(self) -> Sequence[Any]: ...
 
+    def skip_microbatch(self) -> bool:
+        """Undo the changes by a batch whose backward pass would reduce nothing. Return False for any other batch."""
+        ...
+
     def contribute_zeros(self) -> bool:
         """Reduce zeros instead of the batch's gradients. Return False if some gradients have already been reduced."""
         ...
