@@ -659,7 +659,7 @@ class Internals:
 
     def skip_microbatch(self) -> bool:
         """Leave out a batch under `no_sync()`, which reduces nothing. Return False if a backward pass would reduce."""
-        return bool(self.parts) and all([part.skip_microbatch() for part in self.parts])
+        return bool(self.parts) and all(part.skip_microbatch() for part in self.parts)
 
     def contribute_nothing(self) -> bool:
         """Reduce zeros instead of this rank's gradients. If this is impossible, disconnect and return False."""

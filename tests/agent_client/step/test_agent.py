@@ -80,6 +80,15 @@ def test_a_forked_child_that_leaves_the_agents_block_closes_nothing(job: Job) ->
     assert len({each["quorum_id"] for each in before + after}) == 1
 
 
+def test_a_step_whose_reduction_raises_is_discarded_though_the_script_does_not_look(job: Job) -> None:
+    a, b = job.groups("a", "b")
+    meet(job, {"a": a, "b": b})
+    for error, is_committed in together([a, b], "reduce_integers"):
+        assert "can't be cast to the desired output type Long" in error
+        assert not is_committed
+    assert "discarded: reducing: result type Float can't be cast" in job.log("a")
+
+
 def test_a_step_without_a_collective_of_the_script_s_own_commits(job: Job) -> None:
     a, b = job.groups("a", "b")
     meet(job, {"a": a, "b": b})
