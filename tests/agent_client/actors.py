@@ -119,14 +119,15 @@ class GlooActor:
         """The sums of some views of a tensor of `number`s times 1 to 12, and what has become of the rest of it."""
         assert self.group is not None
         found: dict[str, list[float]] = {}
-        for name, view in {
+        views: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
             "gaps": lambda whole: whole[:, ::2],
             "transposed gaps": lambda whole: whole[:, 1:].t(),
-            "transposed": torch.Tensor.t,
-        }.items():
+            "transposed": lambda whole: whole.t(),
+        }
+        for name, view in views.items():
             whole = torch.arange(1.0, 13.0).view(3, 4) * number
             rest = whole.clone()
-            summed: torch.Tensor = view(whole)
+            summed = view(whole)
             self.group.all_reduce(summed)
             view(rest).copy_(summed)
             assert torch.equal(rest, whole)
