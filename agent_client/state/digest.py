@@ -73,7 +73,7 @@ class Digests:
         for piece in self._windows[number % len(self._windows)]:
             tensor = _local(of(tensors[piece.index]))
             if tensor is not None:
-                flat = tensor.reshape(-1)[piece.start : piece.stop].view(torch.uint8)
+                flat = tensor.reshape(-1)[piece.start : piece.stop].contiguous().view(torch.uint8)
                 by_device.setdefault(tensor.device, []).append(flat)
         copies: list[Tensor] = []
         events: list[torch.cuda.Event] = []

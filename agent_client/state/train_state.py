@@ -18,6 +18,7 @@ from typing import Any, Protocol
 
 import torch
 from torch import Tensor
+from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from agent_client.errors import ConfigurationError
@@ -241,9 +242,9 @@ class TrainState:
         """Load a peer's state. `check` must have accepted it."""
         received = self.find_shards().rebuild(received)
         self.model.load_state_dict(received["model"])
-        self.optimizer.load_state_dict(received["optimizer"])
+        load_uncast(self.optimizer, received["optimizer"])
         for name, other in self.others.items():
-            other.load_state_dict(received["others"][name])
+            load_uncast(other, received["others"][name])
         for name, other in self.standing.items():
             other.load_state_dict(received["standing"][name])
 
@@ -268,6 +269,35 @@ class TrainState:
 
     def optimized(self) -> list[torch.Tensor]:
         return [parameter for group in self.optimizer.param_groups for parameter in group["params"]]
+
+
+def load_uncast(part: Stateful, received: dict[str, Any]) -> None:
+    """Load a state. If `part` is an optimizer, keep the dtypes and strings that its state has at the peer.
+
+    torch's Optimizer.load_state_dict casts each tensor to the dtype of its parameter, which would, for example, round
+    the float32 moments of bfloat16 parameters. It also replaces each string by the text of a generator object.
+    """
+    part.load_state_dict(received)
+    if not isinstance(part, Optimizer) or type(part).state_dict is not Optimizer.state_dict:
+        return
+    received_ids = chain.from_iterable(group["params"] for group in received["param_groups"])
+    parameters = chain.from_iterable(group["params"] for group in part.param_groups)
+    for number, parameter in zip(received_ids, parameters, strict=True):
+        if number in received["state"]:
+            part.state[parameter] = _uncast(part.state[parameter], received["state"][number])
+
+
+def _uncast(loaded: Any, received: Any) -> Any:
+    if isinstance(received, Tensor):
+        is_cast = isinstance(loaded, Tensor) and loaded.dtype != received.dtype
+        return received.to(loaded.device) if is_cast else loaded
+    if isinstance(received, str):
+        return received
+    if type(loaded) is type(received) is dict:
+        return {key: _uncast(value, received[key]) if key in received else value for key, value in loaded.items()}
+    if type(loaded) is type(received) and isinstance(received, list | tuple):
+        return type(received)(map(_uncast, loaded, received))
+    return loaded
 
 
 def live_objects(*kinds: type) -> list[Any]:

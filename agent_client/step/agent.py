@@ -20,7 +20,7 @@ import torch
 
 from agent_client.collectives.nccl import in_stream_order
 from agent_client.collectives.observed import never_compiled
-from agent_client.errors import AgentError, ConfigurationError, first_line
+from agent_client.errors import AgentError, ConfigurationError
 from agent_client.healing.keeper import Keeper
 from agent_client.progress.progress import Block
 from agent_client.state.train_state import TrainState
@@ -34,7 +34,7 @@ from agent_client.step.rendezvous import ALONE, GroupPlace, rendezvous
 from agent_client.step.rules.machine import Phase
 from agent_client.step.rules.world_size import WorldSizeMode
 from agent_client.step.runner import ReductionFuture
-from agent_client.step.script_check import refuse_optimizer
+from agent_client.step.script_check import refuse_optimizer, refuse_unhealed
 from agent_client.step.stop_signals import uninterrupted
 from lighthouse_protocol.limits import MAX_COUNT
 from lighthouse_protocol.messages.membership import World
@@ -111,6 +111,7 @@ class Agent:
         """
         for optimizer in (state.optimizer, *state.others.values()):
             refuse_optimizer(optimizer)
+        refuse_unhealed(state)
         self.state = state
         self.group_rank, self.group_world_size = place.group_rank, place.group_world_size
         self.internals = Internals(self, manager_address, state, config, place)
@@ -172,7 +173,8 @@ class Agent:
         """Leave the job. Close all connections, and stop the manager if this rank started it.
 
         First wait, for up to 10 s, until no other rank needs data from this rank to complete the last step. An
-        Agent that is still open when the interpreter exits is closed automatically.
+        Agent that is still open when the interpreter exits is closed automatically. In a forked child of the process
+        that created the Agent, this method does nothing.
         """
         self.internals.close()
 
@@ -476,13 +478,16 @@ class Agent:
         several modules use the Agent, the step is discarded instead. A StepSampler does not return the batch again in
         this epoch, unless the step is discarded.
 
+        In a step with several batches, call this under `no_sync()` for all batches but the last. Such a batch just adds
+        nothing to the gradients. If the last batch is skipped, so are the gradients of the others.
+
         Args:
             reason: Reason to log. The log also contains the sample indices if the batch comes from a StepSampler.
         """
         self.internals.begin_step()
         self.internals.wait_quorum()
         log.warning("step %d: %s; batch skipped%s", self.current_step, reason, self._runner.samples_text())
-        if not self.internals.contribute_nothing():
+        if not (self.internals.skip_microbatch() or self.internals.contribute_nothing()):
             self.internals.fail_step(f"a batch was skipped: {reason}")
 
     @never_compiled
@@ -529,8 +534,7 @@ class Agent:
         try:
             yield
         except BaseException as e:
-            text = f"step {self._machine.step - 1} was committed and not applied: {type(e).__name__}: {first_line(e)}"
-            self.internals.tear(text)
+            self.internals.tear_unapplied(e)
             raise
         self.internals.applying.left()
 

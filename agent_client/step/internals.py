@@ -7,6 +7,7 @@ steps that the script has abandoned (rules/loop_order.py).
 
 import itertools
 import logging
+import os
 import secrets
 import time
 import weakref
@@ -22,7 +23,7 @@ from agent_client.collectives.gloo import GlooGroup
 from agent_client.collectives.nccl import in_stream_order
 from agent_client.collectives.observed import ObservedGroup, never_compiled
 from agent_client.collectives.peers import Peers
-from agent_client.errors import AgentError, ConfigurationError, GroupDrained
+from agent_client.errors import AgentError, ConfigurationError, GroupDrained, first_line
 from agent_client.healing.catch_up import CatchUpDriver
 from agent_client.healing.healing import Healing
 from agent_client.healing.keeper import Keeper
@@ -86,6 +87,7 @@ class Internals:
             raise ConfigurationError(
                 f"share_by_speed: this group has {place.group_world_size} ranks; only groups of one rank can share"
             )
+        self._pid = os.getpid()
         self._agent = agent
         """Keeps the Agent alive as long as its threads, so that it is closed when the interpreter exits."""
         self.state = state
@@ -144,7 +146,7 @@ class Internals:
         """Committed step whose `on_commit` callbacks have not been called yet."""
         self._has_begun_late = False
         self._begun_version = 0
-        self._drawn: tuple[int, set[int]] = (-1, set())
+        self._drawn: tuple[int, set[tuple[int, int]]] = (-1, set())
         self._is_checked = self._is_sendable = self._has_looked_at_samplers = False
         self._state_digests, self._gradient_digests = Digests(), Digests()
         self._reduce_again: Callable[[], None] = lambda: None
@@ -167,6 +169,8 @@ class Internals:
 
     @uninterrupted
     def close(self) -> None:
+        if os.getpid() != self._pid:
+            return  # a forked child has none of the threads, and shares the connections and the manager
         forget_closed(self._agent)
         self.optimizer_watch.close()
         if self.keeper is not None:
@@ -186,7 +190,9 @@ class Internals:
     # -- settings that modules and optimizers change once
 
     def add_part(self, part: StepPart) -> None:
-        self.parts.append(part)
+        """Add a wrapper of a module. If the script has wrapped the same module before, it replaces that wrapper."""
+        module = uncompiled(part.module)
+        self.parts = [*(each for each in self.parts if uncompiled(each.module) is not module), part]
 
     def request_late(self) -> None:
         """Request each quorum only when its step begins, for steps that are long, as with LocalSGD."""
@@ -278,16 +284,17 @@ class Internals:
             self.data_uses.drawn(data, self.machine.step, self.quorum_id)
 
     @never_compiled
-    def record_draw(self, number: int, batch: Callable[[], torch.Tensor]) -> bool:
-        """Record that this rank has drawn batch `number`. `batch` returns its sample indices.
+    def record_draw(self, sampler: object, number: int, batch: Callable[[], torch.Tensor]) -> bool:
+        """Record that this rank has drawn batch `number` from `sampler`. `batch` returns its sample indices.
 
         If the draw shows that the script has abandoned the current step, discard that step and return False.
         """
         machine = self.machine
         if self._drawn[0] != machine.ended:
             self._drawn = machine.ended, set()
-        is_again, has_begun = number in self._drawn[1], machine.phase is not Phase.IDLE and machine.has_computed
-        self._drawn[1].add(number)
+        drawn = id(sampler), number  # several samplers may draw their batches of the same number
+        is_again, has_begun = drawn in self._drawn[1], machine.phase is not Phase.IDLE and machine.has_computed
+        self._drawn[1].add(drawn)
         left_out = is_again and has_begun and not machine.is_in_backward and self._discard_redrawn()
         self.runner.samples = batch
         return not left_out
@@ -510,9 +517,20 @@ class Internals:
             self._request_quorum()
             self.wait_quorum()
             self._reduce_again()
+        try:
+            self._end_step(is_committed=is_committed)
+        except BaseException as e:
+            if is_committed:
+                self.tear_unapplied(e)
+            raise
+        if self._has_begun_late and machine.must_heal_next:
+            self.begin_step()  # a loop that begins its steps with a reduction would also begin the next one too late
+        return is_committed
+
+    def _end_step(self, *, is_committed: bool) -> None:
+        machine, last, progress = self.machine, self.runner.last, self.progress
         for part in self.parts:
             part.end_step(is_committed=is_committed)
-        last, progress = self.runner.last, self.progress
         has_healed = last is not None and (last.heals or last.catches_up)
         counts = {"is_committed": is_committed, "has_healed": has_healed}
         microbatches = 0 if machine.skips_batch else len(machine.share.microbatches)
@@ -520,9 +538,6 @@ class Internals:
         self._uncalled_commit = machine.step if is_committed else None
         if is_committed:
             self._note_data()
-        if self._has_begun_late and machine.must_heal_next:
-            self.begin_step()  # a loop that begins its steps with a reduction would also begin the next one too late
-        return is_committed
 
     def _check_script(self) -> None:
         if not self._is_checked:
@@ -572,6 +587,11 @@ class Internals:
         self.machine.tear(DistrustKind.NOT_APPLIED, f"rank {self.place.group_rank}: {text}")
         if self.catch_up is not None:
             self.catch_up.mark_torn()
+
+    def tear_unapplied(self, error: BaseException) -> None:
+        """Record that `error` was raised before the step that was just committed had been applied."""
+        what = f"{type(error).__name__}: {first_line(error)}"
+        self.tear(f"step {self.machine.step - 1} was committed and not applied: {what}")
 
     @never_compiled
     def call_on_commit(self) -> None:
@@ -637,6 +657,10 @@ class Internals:
             return False
         return not (self.scalers.has_state_changed if self.scalers.may_skip else may_skip())
 
+    def skip_microbatch(self) -> bool:
+        """Leave out a batch under `no_sync()`, which reduces nothing. Return False if a backward pass would reduce."""
+        return bool(self.parts) and all(part.skip_microbatch() for part in self.parts)
+
     def contribute_nothing(self) -> bool:
         """Reduce zeros instead of this rank's gradients. If this is impossible, disconnect and return False."""
         self.wait_quorum()
@@ -653,3 +677,8 @@ class Internals:
 def is_in_backward() -> bool:
     """Return whether this thread is running a backward pass. A forward pass recomputed inside it begins no step."""
     return torch._C._current_graph_task_id() != -1  # pyright: ignore[reportPrivateUsage]
+
+
+def uncompiled(module: Any) -> Any:
+    """Return the module that torch.compile has wrapped, or `module` itself."""
+    return getattr(module, "_orig_mod", module)

@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 import torch
 
 from agent_client.collectives.peers import Peers
-from agent_client.errors import AgentError
+from agent_client.errors import AgentError, first_line
 from agent_client.healing.catch_up import CatchUpDriver
 from agent_client.healing.healing import Healing
 from agent_client.manager_client.client import ManagerConnection
@@ -212,7 +212,20 @@ class StepRunner:
         With `within_group`, first average over the ranks in this group, even after a failure, because the other ranks
         are waiting in the same collective. `following` are the reductions that are certain to come directly after this
         one, and are announced together with it. `entry` is the reduction's entry in the progress report.
+
+        If this raises, for example because the dtype cannot be averaged, the step fails, even if the script never looks
+        at the result.
         """
+        try:
+            return self._reduce(tensor, within_group, entry, name, following)
+        except Exception as e:
+            self.machine.record_error(f"reducing{name and f' {name}'}: {first_line(e)}")
+            self.peers.drop()
+            raise
+
+    def _reduce(
+        self, tensor: torch.Tensor, within_group: bool, entry: Entry, name: str, following: Sequence[Part]
+    ) -> torch.Tensor:
         group, divides_first = self.place.group, is_half(tensor.dtype)
         summed = tensor.to(dtype_of_sum(tensor.dtype, self.config.reduce_dtype))
         if group is not None and within_group:

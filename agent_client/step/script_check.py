@@ -7,6 +7,7 @@ and whether their steps finish (Applying in rules/machine.py).
 
 import gc
 import logging
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -21,6 +22,7 @@ from torch.utils.data.distributed import DistributedSampler
 from agent_client.errors import ConfigurationError
 from agent_client.state.shards import is_sharded
 from agent_client.state.train_state import TrainState, live_objects
+from agent_client.state.tree import disassemble
 from agent_client.step.rules.machine import Applying
 
 log = logging.getLogger(__name__)
@@ -49,6 +51,25 @@ def refuse_optimizer(optimizer: object, *, votes_each_step: bool = False) -> Non
             "optimizer, run both passes, put the parameters back, and apply the base optimizer by hand "
             "(agent.should_commit(), then its step() inside agent.applying())"
         )
+
+
+def refuse_unhealed(state: TrainState) -> None:
+    """Raise ConfigurationError if an optimizer updates a parameter that a healing group would not copy."""
+    copied = set(map(id, [*state.model.parameters(), *state.model.buffers()]))
+    optimizers = [each for each in (state.optimizer, *state.others.values()) if isinstance(each, Optimizer)]
+    groups = [(each, group) for each in optimizers for group in each.param_groups]
+    missing = [(each, tensor) for each, group in groups for tensor in group["params"] if id(tensor) not in copied]
+    if not missing:
+        return
+    entries = [each.state_dict() for each in state.others.values() if not isinstance(each, Optimizer)]
+    others = {tensor.data_ptr() for tensor in disassemble(entries)[1]}
+    for optimizer, tensor in missing:
+        if is_sharded(tensor) or tensor.data_ptr() not in others:
+            raise ConfigurationError(
+                f"{type(optimizer).__name__} updates a parameter of shape {tuple(tensor.shape)} that is not in the "
+                "Agent's TrainState: a returning group would continue with its own. Register each module that is "
+                "trained, for example a loss with parameters: TrainState(nn.ModuleList([model, loss]), optimizer)"
+            )
 
 
 def refuse_model(module: nn.Module) -> None:
@@ -154,11 +175,15 @@ def warn_of_split_samplers(group_world_size: int, groups: int) -> None:
     This searches every object in the process, which takes about 50 ms.
     """
     for thing in gc.get_objects():
-        if issubclass(type(thing), DistributedSampler) and thing.shuffle and thing.num_replicas <= group_world_size:
+        if not issubclass(type(thing), DistributedSampler):
+            continue
+        found = vars(thing)  # a subclass that does not call __init__ has none of these
+        replicas = found.get("num_replicas", math.inf)
+        if found.get("shuffle") and replicas <= group_world_size:
             log.warning(
                 "a DistributedSampler divides its %d samples among the %d ranks of this replica group only: each "
                 "of the %d groups trains on the same samples. Use StepSampler(len(data), batch_size, agent), or "
                 "StepLoader.of(loader, agent), which divide them among the ranks of all groups",
-                *(len(thing.dataset), thing.num_replicas, groups),
+                *(found.get("total_size", 0), replicas, groups),
             )
             return

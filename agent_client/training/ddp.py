@@ -19,7 +19,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from itertools import groupby
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
@@ -41,6 +41,10 @@ from lighthouse_protocol.messages.membership import Tag
 
 log = logging.getLogger(__name__)
 
+REFUSED = (
+    *("static_graph", "process_group", "skip_all_reduce_unused_params"),
+    *("mixed_precision", "delay_all_reduce_named_params"),  # they reduce gradients beside the buckets
+)
 MARK = 1
 """Value of a byte that only the first participant sets. The sum shows whether exactly one participant set it."""
 HEAD_BYTES = 16
@@ -260,15 +264,15 @@ class DistributedDataParallel(parallel.DistributedDataParallel):
                 are reduced again without the peer, and the step is committed. This takes memory for a second set of
                 gradients. If False, the step is discarded and the script repeats it. The same applies if the step has
                 reduced anything else, the script has changed the gradients, as by clipping, or uses a GradScaler.
-            **options: Options of torch's class, except `process_group`, `static_graph` and
-                `skip_all_reduce_unused_params`. With `broadcast_buffers` (default True), all groups copy the buffers of
-                the first group at each commit.
+            **options: Options of torch's class, except `process_group`, `static_graph`, `mixed_precision`,
+                `delay_all_reduce_named_params` and `skip_all_reduce_unused_params`. With `broadcast_buffers` (default
+                True), all groups copy the buffers of the first group at each commit.
 
         Raises:
             ValueError: An option is not supported.
             ConfigurationError: The model is sharded, or the ranks in the group have different parameters.
         """
-        for name in ("static_graph", "process_group", "skip_all_reduce_unused_params"):
+        for name in REFUSED:
             if options.get(name):
                 raise ValueError(f"{name}: does not go with replica groups that come and go; leave it out")
         refuse_model(module)
@@ -287,6 +291,12 @@ class DistributedDataParallel(parallel.DistributedDataParallel):
         group.parameters, are_sparse = self._build_params_for_reducer()
         group.label = name = _name_in(agent.state.model, module)
         self._lay_out_buckets()
+        reduced = set(map(id, group.parameters))
+        self._frozen = {
+            name: parameter
+            for name, parameter in module.named_parameters()
+            if id(parameter) not in reduced and name not in self.parameters_to_ignore
+        }
         self.salvage = Salvage(held, group.parameters) if salvage else None
         if self.salvage is not None:
             group.salvage = self.salvage
@@ -335,6 +345,12 @@ class DistributedDataParallel(parallel.DistributedDataParallel):
             "batches, and end the loop by agent.current_step"
         )
 
+    def __getstate__(self) -> NoReturn:
+        raise TypeError(
+            "agent_client's DistributedDataParallel cannot be copied or pickled, because it belongs to an Agent: copy "
+            "or save the model that it wraps (.module)"
+        )
+
     # -- methods of StepPart
 
     @property
@@ -352,6 +368,12 @@ class DistributedDataParallel(parallel.DistributedDataParallel):
     @property
     def parameters_reduced(self) -> list[torch.nn.Parameter]:
         return self._group.parameters
+
+    def skip_microbatch(self) -> bool:
+        if self.require_backward_grad_sync:
+            return False
+        self._shared.restore()
+        return True
 
     @torch.no_grad()
     def contribute_zeros(self) -> bool:
@@ -383,6 +405,12 @@ class DistributedDataParallel(parallel.DistributedDataParallel):
 
     def share_buffers(self) -> None:
         """Start sharing the buffers. Raise torch's RuntimeError if some parameters were not used in the pass."""
+        for name, parameter in self._frozen.items():
+            if parameter.requires_grad and parameter.grad is not None:
+                raise ConfigurationError(
+                    f"{name} was frozen when DistributedDataParallel was created, so its gradient is not averaged over "
+                    "the groups: create DistributedDataParallel(model, agent) again after you unfreeze parameters"
+                )
         self.reducer._check_reducer_finalized()
         self._shared.start()
 

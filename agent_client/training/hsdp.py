@@ -81,18 +81,21 @@ def _average(agent: Agent, sharding: "_ShardedPart", name: str, gradients: Tenso
 
 class _ShardedPart:
     def __init__(self, module: nn.Module) -> None:
-        self._module = module
+        self.module = module
         self.pass_order = PassOrder(counts=False)  # it is unknown in advance which microbatches will reduce
 
     @property
     def can_begin_step(self) -> bool:
-        return self._module.training
+        return self.module.training
 
     has_abandoned = False
 
     @property
     def parameters_reduced(self) -> list[nn.Parameter]:
-        return list(self._module.parameters())
+        return list(self.module.parameters())
+
+    def skip_microbatch(self) -> bool:
+        return False
 
     def contribute_zeros(self) -> bool:
         """Return False, because the other ranks in the group wait in torch's collectives for this rank's backward."""

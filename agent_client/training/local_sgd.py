@@ -24,6 +24,7 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
+from agent_client.state.train_state import load_uncast
 from agent_client.step.agent import Agent
 from agent_client.step.rules.comparison import DataChoice
 from agent_client.step.rules.world_size import WorldSizeMode
@@ -60,7 +61,7 @@ class OuterState:
         for tensor, received in zip(self.tensors, state_dict["parameters"], strict=True):
             tensor.copy_(received)
         if self.optimizer is not None:
-            self.optimizer.load_state_dict(state_dict["optimizer"])
+            load_uncast(self.optimizer, state_dict["optimizer"])
         self.inner_steps, self.rank_batches = state_dict["inner_steps"], state_dict["rank_batches"]
 
 
@@ -78,7 +79,7 @@ class InnerSteps:
     def record_source(self, data: DataChoice) -> None:
         self.agent.internals.record_source(data, is_whole_step=False)
 
-    def record_draw(self, number: int, batch: Callable[[], Tensor]) -> bool:
+    def record_draw(self, sampler: object, number: int, batch: Callable[[], Tensor]) -> bool:
         return True
 
 

@@ -8,7 +8,7 @@ import inspect
 import weakref
 from collections import ChainMap, OrderedDict
 from collections.abc import Callable, Sequence
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NoReturn
 
 import torch
 from torch.optim import Optimizer
@@ -154,6 +154,12 @@ class FaultTolerantOptimizer(Optimizer):
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         self.wrapped.add_param_group(param_group)
+
+    def __getstate__(self) -> NoReturn:
+        raise TypeError(
+            "a FaultTolerantOptimizer cannot be copied or pickled, because it belongs to an Agent: use its "
+            "state_dict(), or copy the optimizer that it wraps"
+        )
 
     def __repr__(self) -> str:
         return f"FaultTolerantOptimizer({self.wrapped!r})"

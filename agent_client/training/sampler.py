@@ -187,9 +187,8 @@ class StepSampler:
             ended, moves, accumulates = internals.draw_counts()
             index = draws.draw(len(drawn.offsets), ended=ended, moves=moves, accumulates=accumulates)
             drawn = replace(drawn, index=index)
-            if several or internals.record_draw(
-                drawn.sample_number, functools.partial(self.batch, drawn.sample_number)
-            ):
+            number = drawn.sample_number
+            if several or internals.record_draw(self, number, functools.partial(self.batch, number)):
                 yield drawn
 
     def microbatches(self) -> Iterator[list[torch.Tensor]]:

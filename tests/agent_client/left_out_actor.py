@@ -1,6 +1,8 @@
 """One rank of a loop that leaves something out in one of its steps, or does more in a step than others do."""
 
+import math
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -59,9 +61,9 @@ class LeftOutActor:
                 )
         return voted
 
-    def loss(self, batch: torch.Tensor) -> torch.Tensor:
+    def loss(self, batch: torch.Tensor, factor: float = 1.0) -> torch.Tensor:
         inputs = torch.stack([torch.randn(8, generator=torch.Generator().manual_seed(int(at))) for at in batch])
-        return self.model(inputs).square().mean()
+        return self.model(inputs * factor).square().mean()
 
     def plain(self, batch: torch.Tensor) -> bool | None:
         self.optimizer.zero_grad()
@@ -102,6 +104,31 @@ class LeftOutActor:
         self.loss(batch)
         self.agent.skip_batch("a test has no use for it")
         return self.optimizer.step()
+
+    def microbatch_passed_over(self, batch: torch.Tensor) -> bool | None:
+        """The second of three. Its inputs are not finite, and would be seen in the buffers."""
+        self.optimizer.zero_grad()
+        for microbatch in range(3):
+            with nullcontext() if microbatch == 2 else self.model.no_sync():
+                loss = self.loss(batch, math.inf if microbatch == 1 else 1.0) / 3
+                if microbatch == 1:
+                    self.agent.skip_batch("a test has no use for it")
+                else:
+                    loss.backward()
+        return self.optimizer.step()
+
+    def microbatch_left_out(self, batch: torch.Tensor) -> bool | None:
+        """The same without a word, and without what is not finite."""
+        self.optimizer.zero_grad()
+        for microbatch in (0, 2):
+            with nullcontext() if microbatch == 2 else self.model.no_sync():
+                (self.loss(batch) / 3).backward()
+        return self.optimizer.step()
+
+    def wrapped_again(self, batch: torch.Tensor) -> bool | None:
+        """The earlier wrapper has no part in the step any more."""
+        self.model = DistributedDataParallel(self.module, self.agent, bucket_cap_mb=0.0005)
+        return self.passed_over(batch)
 
     def measured(self) -> int:
         """Number of microbatches whose compute time was measured."""
@@ -178,6 +205,14 @@ class LeftOutActor:
     def two_views(self, batch: torch.Tensor) -> bool | None:
         self.optimizer.zero_grad()
         (self.loss(batch) + self.loss(batch.flip(0))).backward()
+        return self.optimizer.step()
+
+    def two_samplers(self, batch: torch.Tensor) -> bool | None:
+        """The second is asked for its batch, of the same number, after a forward pass over that of the first."""
+        others = self.__dict__.setdefault("others", iter(StepSampler(2 * SAMPLES, 4, self.agent, seed=1)))
+        self.optimizer.zero_grad()
+        loss = self.loss(batch)
+        (loss + self.loss(next(others))).backward()
         return self.optimizer.step()
 
     def evaluated(self, batch: torch.Tensor) -> bool | None:

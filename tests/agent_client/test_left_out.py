@@ -85,8 +85,9 @@ def test_a_batch_that_is_left_out_before_its_backward_pass_costs_the_peers_only_
     assert b.call("get", "passes") <= UNTIL + 2
 
 
-def test_a_batch_that_is_passed_over_costs_nobody_a_step(job: Job) -> None:
-    of_a, of_b, _, _ = train(job, "passed_over")
+@pytest.mark.parametrize("kind", ["passed_over", "wrapped_again"])
+def test_a_batch_that_is_passed_over_costs_nobody_a_step(job: Job, kind: str) -> None:
+    of_a, of_b, _, _ = train(job, kind)
     check_equal(of_a, of_b)
     assert discards(of_a) == discards(of_b) == []
     assert [each["weights"] for each in of_a] == [each["weights"] for each in of_b]
@@ -94,6 +95,15 @@ def test_a_batch_that_is_passed_over_costs_nobody_a_step(job: Job) -> None:
     batches = [each["batches"] for each in of_a]
     assert batches == [each["batches"] for each in of_b]
     assert [after - before for before, after in zip(batches, batches[1:], strict=False)] == [2, 2, 2, 2]
+    assert f"step {AT}: a test has no use for it; batch skipped; samples here: " in job.log("b")
+
+
+def test_a_microbatch_that_is_passed_over_adds_nothing(job: Job) -> None:
+    of_a, of_b, _, _ = train(job, "microbatch_passed_over")
+    check_equal(of_a, of_b)
+    assert discards(of_a) == discards(of_b) == []
+    reference_a, reference_b, _, _ = train(job.elsewhere(), "microbatch_left_out")
+    check_equal(of_a, of_b, reference_a, reference_b)
     assert f"step {AT}: a test has no use for it; batch skipped; samples here: " in job.log("b")
 
 
@@ -177,7 +187,10 @@ class TestNotFinite:
         assert a.call("scale") == b.call("scale") == 2.0**15, "half of what it begins with"
 
 
-@pytest.mark.parametrize("kind", ["accumulated", "sam", "sums_of_tasks", "two_views", "evaluated", "looked_at"])
+MORE = ["accumulated", "sam", "sums_of_tasks", "two_views", "evaluated", "looked_at", "two_samplers"]
+
+
+@pytest.mark.parametrize("kind", MORE)
 def test_a_loop_that_does_more_in_a_step_loses_none(job: Job, kind: str) -> None:
     """In all of its steps."""
     [a] = job.groups("a", actor=ACTOR, norm=has_norm(kind))
@@ -185,7 +198,7 @@ def test_a_loop_that_does_more_in_a_step_loses_none(job: Job, kind: str) -> None
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["accumulated", "sam", "sums_of_tasks", "two_views", "evaluated", "looked_at"])
+@pytest.mark.parametrize("kind", MORE)
 def test_a_loop_that_does_more_in_some_steps_loses_at_most_a_few_attempts(job: Job, kind: str) -> None:
     """Both groups do the same; what a script has once done in a committed step is never held against it."""
     a, b = begin(job)

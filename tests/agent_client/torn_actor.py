@@ -6,6 +6,7 @@ from typing import Any
 import torch
 
 from agent_client.healing.keeper import Keeper
+from agent_client.step.rules.loop_order import PassOrder
 from agent_client.training.optimizer import FaultTolerantOptimizer
 from lighthouse_protocol.messages.membership import Tag
 from lighthouse_runtime.process.kept_memory import BUFFERS, buffer_path, make_buffer, read_header
@@ -32,6 +33,32 @@ class Tearing(torch.optim.SGD):
         raise OutOfMemory("the optimizer has no memory left")
 
 
+class TornEnd:
+    """A module that uses the Agent, and has no memory for the buffers of a committed step when that is due."""
+
+    can_begin_step, has_abandoned, parameters_reduced = False, False, ()
+    is_due = False
+
+    def __init__(self) -> None:
+        self.module = torch.nn.Identity()
+        self.pass_order = PassOrder()
+
+    def skip_microbatch(self) -> bool:
+        return False
+
+    def contribute_zeros(self) -> bool:
+        return False
+
+    def abandon_backward(self) -> None: ...
+
+    def share_buffers(self) -> None: ...
+
+    def end_step(self, *, is_committed: bool) -> None:
+        if self.is_due and is_committed:
+            self.is_due = False
+            raise OutOfMemory("the buffers have no memory left")
+
+
 class TornActor(AgentActor):
     def build(self, manager: str, *, bare: bool = False, keep_every: int = 0, **options: Any) -> None:
         """`bare`: the script steps its optimizer itself."""
@@ -40,6 +67,8 @@ class TornActor(AgentActor):
         self.agent.state.optimizer = self.sgd
         self.optimizer = FaultTolerantOptimizer(self.sgd, self.agent)
         self.is_bare = bare
+        self.part = TornEnd()
+        self.agent.internals.add_part(self.part)
         self.buffers = [make_buffer("torn") for _ in range(BUFFERS)] if keep_every else []
         if keep_every:
             self.agent.internals.keeper = Keeper(
@@ -47,10 +76,15 @@ class TornActor(AgentActor):
             )
 
     def train(
-        self, until: int, raises: tuple[int, ...] = (), flips: tuple[int, ...] = (), skips: tuple[int, ...] = ()
+        self,
+        until: int,
+        raises: tuple[int, ...] = (),
+        flips: tuple[int, ...] = (),
+        skips: tuple[int, ...] = (),
+        ends: tuple[int, ...] = (),
     ) -> list[Event]:
-        """To that step. `raises`, `flips`, `skips`: the steps in which that is done, each once."""
-        left = {"raise": set(raises), "flip": set(flips), "skip": set(skips)}
+        """To that step. `raises`, `flips`, `skips`, `ends`: the steps in which that is done, each once."""
+        left = {"raise": set(raises), "flip": set(flips), "skip": set(skips), "end": set(ends)}
         told: list[Event] = []
         agent = self.agent
         while agent.current_step < until:
@@ -61,6 +95,7 @@ class TornActor(AgentActor):
             if done["flip"]:
                 with torch.no_grad():
                     self.model[0].weight.view(-1)[step % 32].neg_()  # type: ignore[union-attr, operator]
+            self.part.is_due = done["end"]
             told.append(self.take_step(raises=done["raise"], skips=done["skip"]))
         return told
 

@@ -22,6 +22,11 @@ class StepPart(Protocol):
     """A module whose forward passes begin steps, and whose backward passes reduce gradients."""
 
     @property
+    def module(self) -> Any:
+        """The wrapped module."""
+        ...
+
+    @property
     def can_begin_step(self) -> bool:
         """True if the next forward pass begins a step, because the module is in training mode."""
         ...
@@ -36,6 +41,10 @@ class StepPart(Protocol):
 
     @property
     def parameters_reduced(self) -> Sequence[Any]: ...
+
+    def skip_microbatch(self) -> bool:
+        """Undo the changes by a batch whose backward pass would reduce nothing. Return False for any other batch."""
+        ...
 
     def contribute_zeros(self) -> bool:
         """Reduce zeros instead of the batch's gradients. Return False if some gradients have already been reduced."""

@@ -29,6 +29,9 @@ def test_where_the_bits_lie_does_not_matter() -> None:
     tensor = drawn(1, 33, 7)
     shifted = torch.cat([torch.zeros(1), tensor.reshape(-1)])[1:].view(33, 7)
     assert of(tensor) == of(tensor.clone()) == of(shifted) == of(tensor.t().contiguous().t())
+    with_gaps = tensor.repeat_interleave(2, dim=1)[:, ::2]
+    assert of(with_gaps) == of(tensor)
+    assert of(with_gaps.flatten()[::2]) == of(tensor.flatten()[::2].clone())
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64, torch.int8, torch.bool])

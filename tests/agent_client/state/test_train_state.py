@@ -256,6 +256,45 @@ def test_what_is_installed_trains_on_bit_for_bit_as_its_source() -> None:
     assert target.counter.count == source.counter.count
 
 
+class MixedDtypes(torch.optim.Optimizer):
+    """Keeps float32 weights, 8-bit codes, counts and a word for its parameters, which are bfloat16."""
+
+    def __init__(self, parameters: Any) -> None:
+        super().__init__(parameters, {"lr": 0.01})
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:
+        for parameter in self.param_groups[0]["params"]:
+            state = self.state[parameter]
+            if not state:
+                codes = torch.zeros_like(parameter, dtype=torch.uint8)
+                state.update(weights=parameter.float(), codes=[codes, (torch.tensor(2**40),)], form="dense")
+            state["codes"][0].add_(3)
+            state["codes"][1][0].add_(1)
+            parameter.copy_(state["weights"].sub_(parameter.grad.float(), alpha=0.01))
+
+
+@pytest.mark.parametrize("is_other", [False, True])
+def test_an_optimizer_keeps_the_dtypes_of_its_state(is_other: bool) -> None:
+    """torch's load_state_dict casts everything to the dtype of the parameter."""
+
+    def build(seed: int) -> tuple[torch.nn.Linear, MixedDtypes, TrainState]:
+        torch.manual_seed(seed)
+        model = torch.nn.Linear(3, 2, dtype=torch.bfloat16)
+        mixed = MixedDtypes(model.parameters())
+        sgd = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))])
+        return model, mixed, TrainState(model, sgd, mixed=mixed) if is_other else TrainState(model, mixed)
+
+    source, target = build(0), build(1)
+    for model, mixed, _ in (source, target):
+        model(torch.ones(1, 3, dtype=torch.bfloat16)).square().sum().backward()
+        mixed.step()
+    source[2].begin_step()
+    target[2].load_state_dict(over_the_wire(source[2].snapshot()))
+    for parameter, theirs in zip(source[0].parameters(), target[0].parameters(), strict=True):
+        assert hash_of(dict(target[1].state[theirs])) == hash_of(dict(source[1].state[parameter]))
+
+
 def other_buffer(received: dict[str, Any]) -> None:
     received["model"]["1.running_mean"] = torch.zeros(7)
 

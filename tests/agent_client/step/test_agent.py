@@ -17,7 +17,7 @@ from agent_client.step.rendezvous import GroupPlace
 from examples.ports import free_port
 from tests.agent_client.jobs import TIMES, Job
 from tests.agent_client.ranks import Pending, Rank, RankError, RankServer, together
-from tests.processes import LOCALHOST, Lighthouse, eventually
+from tests.processes import LOCALHOST, PATIENCE_S, Lighthouse, eventually
 
 Step = dict[str, Any]
 
@@ -67,6 +67,26 @@ def test_a_group_that_heals_counts_in_that_very_step(job: Job) -> None:
     assert healed["hash"] == with_b["hash"]
     [reference] = job.elsewhere().groups("a")
     assert reference.call("steps", 3)[-1]["hash"] != with_b["hash"], "its batch is in the mean"
+
+
+def test_a_forked_child_that_leaves_the_agents_block_closes_nothing(job: Job) -> None:
+    """Its manager, its connections and its threads are its parent's."""
+    a, b = job.groups("a", "b")
+    meet(job, {"a": a, "b": b})
+    before = step_together(a, b)
+    assert a.begin("leave_in_child").result(PATIENCE_S) == 3
+    after = step_together(a, b)
+    assert [each["committed"] for each in before + after] == [True] * 4
+    assert len({each["quorum_id"] for each in before + after}) == 1
+
+
+def test_a_step_whose_reduction_raises_is_discarded_though_the_script_does_not_look(job: Job) -> None:
+    a, b = job.groups("a", "b")
+    meet(job, {"a": a, "b": b})
+    for error, is_committed in together([a, b], "reduce_integers"):
+        assert "can't be cast to the desired output type Long" in error
+        assert not is_committed
+    assert "discarded: reducing: result type Float can't be cast" in job.log("a")
 
 
 def test_a_step_without_a_collective_of_the_script_s_own_commits(job: Job) -> None:

@@ -60,6 +60,18 @@ def test_an_exception_of_the_optimizer_that_the_script_catches_heals(job: Job, l
     assert incident.step_s is not None
 
 
+def test_an_exception_between_the_vote_and_the_optimizer_that_the_script_catches_heals(
+    job: Job, lighthouse: Lighthouse
+) -> None:
+    told = train(start(job, "ab"), 12, **{"b/0": {"ends": (5,)}})
+    [torn] = [event for event in told["b/0"] if event["error"]]
+    assert (torn["error"], torn["torn"]) == ("the buffers have no memory left", True)
+    check_equal(told)
+    assert [incident.text for incident in incidents(lighthouse, job)] == [
+        "b: rank 0: step 5 was committed and not applied: OutOfMemory: the buffers have no memory left"
+    ]
+
+
 def test_a_bare_script_that_leaves_a_committed_step_out_heals(job: Job, lighthouse: Lighthouse) -> None:
     told = train(start(job, "ab", bare=True), 16, **{"b/0": {"raises": (5,), "skips": (9,)}})
     check_equal({name: [events[-1]] for name, events in told.items()})

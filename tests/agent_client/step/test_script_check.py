@@ -24,6 +24,7 @@ from agent_client.step.script_check import (
     refuse_live_objects,
     refuse_model,
     refuse_optimizer,
+    refuse_unhealed,
     warn_of_split_samplers,
 )
 from agent_client.training.ddp import DistributedDataParallel
@@ -163,3 +164,35 @@ def test_data_that_are_divided_among_the_ranks_of_one_group(
         warn_of_split_samplers(2, 2)
     told = f"divides its 100 samples among the {replicas} ranks of this replica group only: each of the 2 groups"
     assert (told in caplog.text) == is_told, sampler
+
+
+def test_a_sampler_of_the_scripts_own_that_calls_no_init_of_torchs() -> None:
+    class Balanced(DistributedSampler[int]):
+        def __init__(self) -> None:
+            """It draws from the labels."""
+
+    sampler = Balanced()
+    warn_of_split_samplers(2, 2)
+    del sampler
+
+
+class TestWhatAnOptimizerUpdates:
+    """It must be in the state: a group that heals would keep its own."""
+
+    def loss(self) -> torch.nn.Module:
+        return torch.nn.Linear(4, 2)
+
+    def test_a_loss_with_parameters_beside_the_model(self) -> None:
+        model, loss = torch.nn.Linear(4, 4), self.loss()
+        adam = torch.optim.Adam([*model.parameters(), *loss.parameters()])
+        with pytest.raises(ConfigurationError, match=r"Adam updates a parameter of shape \(2, 4\).*nn\.ModuleList"):
+            refuse_unhealed(TrainState(model, adam))
+        refuse_unhealed(TrainState(torch.nn.ModuleList([model, loss]), adam))
+        refuse_unhealed(TrainState(model, adam, loss=loss))
+
+    def test_the_model_of_a_second_optimizer(self) -> None:
+        model, critic = torch.nn.Linear(4, 4), self.loss()
+        sgd, adam = torch.optim.SGD(model.parameters()), torch.optim.Adam(critic.parameters())
+        with pytest.raises(ConfigurationError, match=r"Adam updates a parameter of shape \(2, 4\)"):
+            refuse_unhealed(TrainState(model, sgd, adam=adam))
+        refuse_unhealed(TrainState(model, sgd, adam=adam, critic=critic))

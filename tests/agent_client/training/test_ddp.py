@@ -1,5 +1,6 @@
 """torch's DDP under an Agent: its buckets must be the same in a replica that has trained and in one that is new."""
 
+import copy
 from collections.abc import Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
@@ -13,6 +14,7 @@ from torch.nn import parallel
 
 from agent_client.collectives.gloo import GlooGroup
 from agent_client.collectives.observed import ObservedGroup
+from agent_client.errors import ConfigurationError
 from agent_client.progress.progress import Progress
 from agent_client.step.rules.loop_order import StepPart
 from agent_client.step.runner import BackgroundThread
@@ -175,11 +177,36 @@ def test_the_buckets_stay_as_they_are(options: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize(
-    "options", [{"static_graph": True}, {"process_group": object()}, {"skip_all_reduce_unused_params": True}]
+    "options",
+    [
+        {"static_graph": True},
+        {"process_group": object()},
+        {"skip_all_reduce_unused_params": True},
+        {"mixed_precision": object()},
+        {"delay_all_reduce_named_params": [("weight", None)]},
+    ],
 )
 def test_options_that_would_move_the_buckets_are_refused(options: dict[str, Any]) -> None:
     with peers() as agent, pytest.raises(ValueError, match=f"^{next(iter(options))}: .* leave it out"):
         ours(Tower(), agent, **options)
+
+
+@pytest.mark.parametrize("options", [{}, FIND_UNUSED])
+def test_a_parameter_that_is_thawed_later_is_named(options: dict[str, Any]) -> None:
+    """torch's reducer leaves it out, so each replica would move it by gradients of its own."""
+    with peers() as agent:
+        tower = Tower()
+        thawed: Any = tower.registered[2]
+        thawed.weight.requires_grad_(False)
+        model: Any = ours(tower, agent, **options)
+        backward(model, 0, 0)
+        model.share_buffers()
+        thawed.weight.requires_grad_(True)
+        model.share_buffers()
+        agent.meet(agent.seen)
+        backward(model, 1, 0)
+        with pytest.raises(ConfigurationError, match=r"^registered\.2\.weight was frozen .* again after you unfreeze"):
+            model.share_buffers()
 
 
 def test_replicas_agree_on_a_parameter_that_only_one_of_them_used() -> None:
@@ -228,6 +255,11 @@ def test_a_step_that_has_lost_its_peer_keeps_its_gradients_until_its_vote() -> N
         model = ours(Branches(), agent, **FIND_UNUSED)
         backward(model, 0, 0, 0)
         assert [gradient is None for gradient in gradients(model)] == [False] * 4 + [True] * 2
+
+
+def test_a_copy_of_it_would_have_no_agent() -> None:
+    with peers() as agent, pytest.raises(TypeError, match="the model that it wraps"):
+        copy.deepcopy(ours(Tower(), agent))
 
 
 def test_an_error_of_the_agent_ends_the_backward_pass() -> None:

@@ -1,6 +1,8 @@
 """The optimizer: a step is voted on, a discarded one leaves every bit as it was, schedulers take it for their own."""
 
+import copy
 import hashlib
+import pickle
 from collections.abc import Callable
 
 import pytest
@@ -41,6 +43,12 @@ def test_zero_grad_begins_the_step_and_step_votes_on_it() -> None:
     back_propagate(model, 1)
     assert optimizer.step() is True
     assert voter.asked == ["quorum", "vote"]
+
+
+@pytest.mark.parametrize("copy_of", [copy.deepcopy, pickle.dumps])
+def test_a_copy_of_it_would_have_no_agent(copy_of: Callable[[object], object]) -> None:
+    with pytest.raises(TypeError, match=r"state_dict\(\), or copy the optimizer that it wraps"):
+        copy_of(wrapped(model_of(), LoneAgent()))
 
 
 def test_zero_grad_can_keep_the_gradients_memory() -> None:

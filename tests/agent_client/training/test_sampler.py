@@ -43,7 +43,7 @@ class Place:
     def record_source(self, data: DataChoice) -> None:
         self.data = data
 
-    def record_draw(self, number: int, batch: object) -> bool:
+    def record_draw(self, sampler: object, number: int, batch: object) -> bool:
         return True
 
     def end(self, *, commit: bool = True) -> None:
@@ -116,7 +116,7 @@ class Rank:
     def record_source(self, data: DataChoice) -> None:
         """Nothing compares it here."""
 
-    def record_draw(self, number: int, batch: object) -> bool:
+    def record_draw(self, sampler: object, number: int, batch: object) -> bool:
         return True
 
     internals = property(lambda self: self)
