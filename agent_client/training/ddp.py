@@ -337,6 +337,7 @@ class DistributedDataParallel(parallel.DistributedDataParallel):
             metadata: Any = node.metadata
             metadata["lighthouse"] = mark = _Mark()
             self._reduction.passes.append(weakref.ref(mark))
+            node.register_prehook(mark.refuse_skipped)
 
     def join(self, *_: Any, **__: Any) -> Any:
         """Raise ConfigurationError, because torch's `join` requires a fixed set of ranks."""
@@ -377,9 +378,12 @@ class DistributedDataParallel(parallel.DistributedDataParallel):
 
     @torch.no_grad()
     def contribute_zeros(self) -> bool:
+        passes = [mark for each in self._reduction.passes if (mark := each()) is not None]
         self._drop_unreduced_pass()
         if self._reduction.buckets is not None:
             return False
+        for mark in passes:
+            mark.is_skipped = True
         self._shared.restore()  # undo the changes by this batch
         for bucket in self.reducer._get_zeros_like_grad_buckets():
             name, rest = self._reduction.bucket_name(bucket.index()), self._reduction.following(bucket.index())
@@ -512,6 +516,18 @@ def _name_in(model: torch.nn.Module, module: torch.nn.Module) -> str:
 
 class _Mark:
     """Marker attached to an autograd node. Once a weak reference to it is dead, the graph has been freed."""
+
+    is_skipped = False
+    """True if zeros were reduced in place of the gradients of this pass."""
+
+    @never_compiled
+    def refuse_skipped(self, *_: object) -> None:
+        if self.is_skipped:
+            raise ConfigurationError(
+                "this backward pass is for a batch that was skipped, so its gradients would not be averaged: draw the "
+                "next batch after optimizer.step(), not between the forward and the backward pass, and run no backward "
+                "pass after agent.skip_batch()"
+            )
 
 
 @dataclass(slots=True)

@@ -257,6 +257,18 @@ def test_a_step_that_has_lost_its_peer_keeps_its_gradients_until_its_vote() -> N
         assert [gradient is None for gradient in gradients(model)] == [False] * 4 + [True] * 2
 
 
+def test_a_backward_pass_after_its_batch_was_skipped_is_refused() -> None:
+    """As of a script that draws its next batch before it: it would reduce nothing, and move each group on its own."""
+    with peers() as agent:
+        model: Any = ours(Tower(), agent)
+        loss, other = (model(images(0, place)).square().mean() for place in range(2))
+        assert model.contribute_zeros()
+        for each in (loss, other):
+            with pytest.raises(ConfigurationError, match=r"draw the next batch after optimizer\.step\(\)"):
+                each.backward()
+        backward(model, 1, 0)
+
+
 def test_a_copy_of_it_would_have_no_agent() -> None:
     with peers() as agent, pytest.raises(TypeError, match="the model that it wraps"):
         copy.deepcopy(ours(Tower(), agent))
