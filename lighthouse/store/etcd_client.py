@@ -64,12 +64,19 @@ def _endpoint(text: str) -> Address:
     return Address(address.host, address.port or DEFAULT_PORT)
 
 
-_REFUSED = ("auth token", "permission denied", "user name is empty", "authentication failed")
+_REFUSED = ("permission denied", "user name is empty", "authentication failed")
+# etcd ends a login when its token expires. With JWT tokens, any change to a user or role ends all logins.
+# The last one answers a call that was sent without a token, because another call has just found that out.
+_LOGIN_ENDED = ("invalid auth token", "revision of auth store is old", "user name is empty")
 _LEASE_GONE = "etcdserver: requested lease not found"
 
 
 class StoreUnavailable(Unreachable):
     """etcd did not answer, or has no quorum. The request may have been executed."""
+
+
+class LoginEnded(StoreUnavailable):
+    """etcd no longer accepts the token of this client's login, so it has not executed the request."""
 
 
 class LeaseGone(WrongState):
@@ -179,14 +186,18 @@ class EtcdClient:
         at = self._at
         try:
             async with asyncio.timeout(timeout_s):
-                if self._user is not None and not self._token:
-                    answer = await self._post(
-                        at, "auth/authenticate", {"name": self._user[0], "password": self._user[1]}
-                    )
-                    self._token = str(answer["token"])
-                return await self._post(at, method, body)
+                try:
+                    return await self._post_as_user(at, method, body)
+                except LoginEnded:
+                    return await self._post_as_user(at, method, body)
         except TimeoutError:
             raise self._unavailable(at, f"no answer within {timeout_s:.3g} s") from None
+
+    async def _post_as_user(self, at: int, method: str, body: Json) -> dict[str, Any]:
+        if self._user is not None and not self._token:
+            answer = await self._post(at, "auth/authenticate", {"name": self._user[0], "password": self._user[1]})
+            self._token = str(answer["token"])
+        return await self._post(at, method, body)
 
     async def _post(self, at: int, method: str, body: Json) -> dict[str, Any]:
         assert self._http is not None
@@ -213,6 +224,9 @@ class EtcdClient:
         text = str(error.get("message", "") if isinstance(error, dict) else error) or f"HTTP {status}"
         if text == _LEASE_GONE:
             return LeaseGone(text)
+        if self._user is not None and any(words in text for words in _LOGIN_ENDED):
+            self._token = ""
+            return LoginEnded(str(self._unavailable(at, text)))
         if status == HTTPStatus.UNAUTHORIZED or any(words in text for words in _REFUSED):
             self._token = ""
             return NotPermitted(
