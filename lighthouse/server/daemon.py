@@ -406,9 +406,12 @@ async def serve(config: LighthouseConfig, announce_fd: int | None, stop: StopReq
 
 
 def _is_busy() -> bool:
-    """Return whether this host has more runnable tasks than CPUs."""
+    """Return whether this host has more runnable tasks than CPUs, or False if it does not show its load."""
     try:
         running = int(Path("/proc/loadavg").read_text().split()[3].partition("/")[0])
     except (OSError, ValueError, IndexError):
-        running = int(os.getloadavg()[0])
+        try:
+            running = int(os.getloadavg()[0])
+        except OSError:  # before glibc 2.36, it reads the same file, which ProcSubset=pid hides
+            return False
     return running > (os.cpu_count() or 1)
