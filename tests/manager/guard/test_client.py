@@ -121,7 +121,13 @@ async def test_one_that_is_stopped_is_woken(guard: GuardClient, caplog: pytest.L
         ('{"message": "plain"}', "plain"),
         ('{"message": {"message": "two\\nlines"}}', "two lines"),
         ('{"message": {"other": 1}}', ""),
+        pytest.param("[" * 10_000, "", id="nested"),
     ],
 )
 def test_what_an_error_file_says(text: str, cause: str) -> None:
     assert cause_of(text) == cause
+
+
+async def test_a_process_whose_error_file_is_nonsense_has_ended_too(guard: GuardClient) -> None:
+    script = "head -c 50000 /dev/zero | tr '\\0' '[' > $TORCHELASTIC_ERROR_FILE; exit 3"
+    assert await run(guard, "sh", "-c", script) == Ended(3, ())
