@@ -129,7 +129,7 @@ class LighthouseDaemon:
             keepalive_s=config.keepalive_s,
         )
         self._torchft = self._make_torchft_server(service, counters, peers, gate)
-        guard = HttpGuard(security.http.access, _hosts(config))
+        guard = HttpGuard(security.http.access, (*_hosts(config), config.advertise or ""))
         self._http = HttpServer(
             HttpSide(
                 is_ready=lambda: self._is_ready,
