@@ -121,7 +121,7 @@ class Guard:
                 self._print(label, text)
             child.spawn(order["argv"], order["env"], has_input=order["has_input"])
         except (OSError, subprocess.SubprocessError) as e:
-            text = f"cannot run {order['argv'][0]}: {e}"
+            text = _sendable(f"cannot run {order['argv'][0]}: {e}")
             self._print(label, text)
             self._send({"ended": number, "status": 127, "output": [text], "error": "", "why": ""})
             return
@@ -282,11 +282,16 @@ class Guard:
             self._write()
 
     def _print(self, label: str, text: str) -> None:
-        self._output.put(f"[{label}] ", [text.encode()])
+        self._output.put(f"[{label}] ", [_sendable(text).encode()])
 
     def _send(self, event: dict[str, Any]) -> None:
         with contextlib.suppress(ConnectionError):
             self._control.sendall(json.dumps(event).encode() + b"\n")
+
+
+def _sendable(text: str) -> str:
+    """Escape lone surrogates, which stand for the bytes of a path that is not UTF-8."""
+    return text.encode(errors="backslashreplace").decode()
 
 
 def _is_due(child: Child, now: float) -> bool:

@@ -131,3 +131,9 @@ def test_what_an_error_file_says(text: str, cause: str) -> None:
 async def test_a_process_whose_error_file_is_nonsense_has_ended_too(guard: GuardClient) -> None:
     script = "head -c 50000 /dev/zero | tr '\\0' '[' > $TORCHELASTIC_ERROR_FILE; exit 3"
     assert await run(guard, "sh", "-c", script) == Ended(3, ())
+
+
+async def test_a_command_whose_path_is_not_utf8_is_named_too(guard: GuardClient) -> None:
+    text = "cannot run /no\\udcff: [Errno 2] No such file or directory: '/no\\udcff'"
+    assert await run(guard, "/no\udcff") == Ended(127, (text,))
+    assert await run(guard, "true") == Ended(0, ())
