@@ -1,6 +1,7 @@
 """The guard, as the supervisor sees it."""
 
 import asyncio
+import fcntl
 import os
 import signal
 from collections.abc import AsyncIterator
@@ -137,3 +138,21 @@ async def test_a_command_whose_path_is_not_utf8_is_named_too(guard: GuardClient)
     text = "cannot run /no\\udcff: [Errno 2] No such file or directory: '/no\\udcff'"
     assert await run(guard, "/no\udcff") == Ended(127, (text,))
     assert await run(guard, "true") == Ended(0, ())
+
+
+async def test_the_folder_of_error_files_is_locked_as_long_as_the_guard_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """systemd-tmpfiles removes the folders of /tmp that are older than 10 days, unless they are locked."""
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    guard = GuardClient()
+    running = asyncio.create_task(guard.run())
+    assert await run(guard, "true") == Ended(0, ())
+    [folder] = os.listdir(tmp_path)
+    descriptor = os.open(tmp_path / folder, os.O_RDONLY)
+    with pytest.raises(BlockingIOError):
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    os.close(descriptor)
+    await guard.stop()
+    await running
+    assert os.listdir(tmp_path) == []
