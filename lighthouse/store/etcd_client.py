@@ -22,6 +22,7 @@ import aiohttp
 
 from lighthouse_protocol.identity import Address, parse_address
 from lighthouse_protocol.refusals import InvalidRequest, LighthouseError, NotPermitted, Unreachable, WrongState
+from lighthouse_runtime.process.files import WatchedFile
 
 OPTION = "--store"
 SCHEME = "etcd://"
@@ -114,12 +115,15 @@ class EtcdClient:
 
     Args:
         address: The cluster.
-        tls: TLS settings, or None for plain HTTP.
+        tls: TLS settings, or None for plain HTTP. New connections use the newest ones.
         user: Name and password, or None if etcd does not require authentication.
     """
 
     def __init__(
-        self, address: EtcdAddress, tls: ssl.SSLContext | None = None, user: tuple[str, str] | None = None
+        self,
+        address: EtcdAddress,
+        tls: WatchedFile[ssl.SSLContext] | None = None,
+        user: tuple[str, str] | None = None,
     ) -> None:
         self.address = address
         self._tls = tls
@@ -138,8 +142,7 @@ class EtcdClient:
         await self.close()
 
     async def open(self) -> None:
-        connector = aiohttp.TCPConnector(ssl=self._tls if self._tls is not None else False)
-        self._http = aiohttp.ClientSession(connector=connector, trust_env=False)
+        self._http = aiohttp.ClientSession(trust_env=False)
 
     async def close(self) -> None:
         if self._http is not None:
@@ -204,11 +207,16 @@ class EtcdClient:
         scheme = "http" if self._tls is None else "https"
         headers = {"Authorization": self._token} if self._token else {}
         url = f"{scheme}://{self.address.endpoints[at]}/v3/{method}"
+        tls = False if self._tls is None else self._tls.value
         try:
-            async with self._http.post(url, data=json.dumps(body), headers=headers, allow_redirects=False) as answer:
+            async with self._http.post(
+                url, data=json.dumps(body), headers=headers, ssl=tls, allow_redirects=False
+            ) as answer:
                 status, raw = answer.status, await answer.read()
         except (aiohttp.ClientError, OSError) as e:
             why = getattr(e, "strerror", None) or str(e) or type(e).__name__
+            if self._tls is not None and self._tls.error:
+                why += f"; the previous certificates are in use, because {self._tls.error}"
             raise self._unavailable(at, why) from e
         try:
             document = json.loads(raw)
@@ -310,12 +318,18 @@ class StoreCredentials:
     key: Path | None = None
     user_file: Path | None = None  # one line, NAME:PASSWORD
 
-    def tls(self) -> ssl.SSLContext | None:
-        """Return the TLS settings, or None for plain HTTP. Raise InvalidRequest if a file is missing or unusable."""
+    def tls(self) -> WatchedFile[ssl.SSLContext] | None:
+        """Return the TLS settings, read again when a file changes, or None for plain HTTP.
+
+        Raise InvalidRequest if a file is missing or unusable.
+        """
         if self.ca is None:
             if self.cert is not None:
                 raise InvalidRequest("also needs --store-ca", field="--store-cert")
             return None
+        return WatchedFile(self._context, *filter(None, (self.ca, self.cert, self.key)))
+
+    def _context(self) -> ssl.SSLContext:
         try:
             context = ssl.create_default_context(cafile=self.ca)
         except (OSError, ssl.SSLError) as e:

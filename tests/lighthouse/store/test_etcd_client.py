@@ -28,6 +28,7 @@ from lighthouse.store.etcd_client import (
 )
 from lighthouse.store.records import after_prefix
 from lighthouse_protocol.refusals import InvalidRequest, NotPermitted
+from lighthouse_runtime.process import files
 from tests.etcd_cluster import EtcdCluster, etcd_cluster, free_ports, needs_etcd
 
 KEY = b"/k/\xc3\xbc"
@@ -179,6 +180,25 @@ async def test_tls_both_ways(folder: Path) -> None:
             async with EtcdClient(address, refused.tls()) as client:
                 with pytest.raises(StoreUnavailable):
                     await client.read(b"k", None, 10)
+
+
+@needs_etcd
+async def test_a_certificate_that_was_renewed_is_used_without_a_restart(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(files, "CHECKED_EVERY_S", 0.0)
+    mine = folder / "mine.pem"
+    mine.write_bytes((folder / "other-client.pem").read_bytes())
+    with etcd_cluster(1, tls=folder) as cluster:
+        tls = StoreCredentials(folder / "ca.pem", mine, mine).tls()
+        async with EtcdClient(parse_etcd_address(cluster.store()), tls) as client:
+            with pytest.raises(StoreUnavailable):
+                await client.read(b"k", None, 10)
+            mine.write_text("half a certificate")
+            with pytest.raises(StoreUnavailable, match="the previous certificates are in use, because --store-cert: "):
+                await client.read(b"k", None, 10)
+            mine.write_bytes((folder / "client.pem").read_bytes())
+            assert await client.read(b"k", None, 10) == ()
 
 
 def ctl(cluster: EtcdCluster, *words: str) -> None:
