@@ -116,14 +116,14 @@ class EtcdClient:
     Args:
         address: The cluster.
         tls: TLS settings, or None for plain HTTP. New connections use the newest ones.
-        user: Name and password, or None if etcd does not require authentication.
+        user: Name and password, or None if etcd does not require authentication. Each login uses the newest ones.
     """
 
     def __init__(
         self,
         address: EtcdAddress,
         tls: WatchedFile[ssl.SSLContext] | None = None,
-        user: tuple[str, str] | None = None,
+        user: WatchedFile[tuple[str, str]] | None = None,
     ) -> None:
         self.address = address
         self._tls = tls
@@ -198,7 +198,8 @@ class EtcdClient:
 
     async def _post_as_user(self, at: int, method: str, body: Json) -> dict[str, Any]:
         if self._user is not None and not self._token:
-            answer = await self._post(at, "auth/authenticate", {"name": self._user[0], "password": self._user[1]})
+            name, password = self._user.value
+            answer = await self._post(at, "auth/authenticate", {"name": name, "password": password})
             self._token = str(answer["token"])
         return await self._post(at, method, body)
 
@@ -342,14 +343,20 @@ class StoreCredentials:
                 raise InvalidRequest(f"cannot read {self.cert} with --store-key: {e}", field="--store-cert") from e
         return context
 
-    def user(self) -> tuple[str, str] | None:
-        """Return the user's name and password, or None without `user_file`. Raise InvalidRequest if it is unusable."""
-        if self.user_file is None:
-            return None
-        try:
-            name, colon, password = self.user_file.read_text().strip().partition(":")
-        except (OSError, UnicodeDecodeError) as e:
-            raise InvalidRequest(f"cannot read {self.user_file}: {e}", field="--store-user-file") from e
-        if not (name and colon and password):
-            raise InvalidRequest(f"{self.user_file} must hold one line, NAME:PASSWORD", field="--store-user-file")
-        return name, password
+    def user(self) -> WatchedFile[tuple[str, str]] | None:
+        """Return the user's name and password, read again when the file changes, or None without `user_file`.
+
+        Raise InvalidRequest if the file is missing or malformed.
+        """
+        path = self.user_file
+        return None if path is None else WatchedFile(lambda: _read_user(path), path)
+
+
+def _read_user(path: Path) -> tuple[str, str]:
+    try:
+        name, colon, password = path.read_text().strip().partition(":")
+    except (OSError, UnicodeDecodeError) as e:
+        raise InvalidRequest(f"cannot read {path}: {e}", field="--store-user-file") from e
+    if not (name and colon and password):
+        raise InvalidRequest(f"{path} must hold one line, NAME:PASSWORD", field="--store-user-file")
+    return name, password

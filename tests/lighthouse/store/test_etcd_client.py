@@ -29,6 +29,7 @@ from lighthouse.store.etcd_client import (
 from lighthouse.store.records import after_prefix
 from lighthouse_protocol.refusals import InvalidRequest, NotPermitted
 from lighthouse_runtime.process import files
+from lighthouse_runtime.process.files import WatchedFile
 from tests.etcd_cluster import EtcdCluster, etcd_cluster, free_ports, needs_etcd
 
 KEY = b"/k/\xc3\xbc"
@@ -201,9 +202,10 @@ async def test_a_certificate_that_was_renewed_is_used_without_a_restart(
             assert await client.read(b"k", None, 10) == ()
 
 
-def ctl(cluster: EtcdCluster, *words: str) -> None:
-    command = ["etcdctl", "--endpoints", f"127.0.0.1:{cluster.nodes[0].port}", *words]
-    subprocess.run(command, check=True, capture_output=True, timeout=60, env={"ETCDCTL_API": "3"})
+def ctl(cluster: EtcdCluster, *words: str, given: str = "") -> None:
+    command = ["etcdctl", "--command-timeout", "60s", "--endpoints", f"127.0.0.1:{cluster.nodes[0].port}", *words]
+    given_bytes, env = given.encode(), {"ETCDCTL_API": "3"}
+    subprocess.run(command, check=True, capture_output=True, timeout=60, env=env, input=given_bytes)
 
 
 def add_users(cluster: EtcdCluster) -> None:
@@ -217,14 +219,17 @@ def add_users(cluster: EtcdCluster) -> None:
 
 
 @pytest.fixture
-def me(tmp_path: Path) -> tuple[str, str] | None:
+def me(tmp_path: Path) -> WatchedFile[tuple[str, str]] | None:
     file = tmp_path / "user"
     file.write_text("me:secret:with:colons\n")
     return StoreCredentials(user_file=file).user()
 
 
 @needs_etcd
-async def test_a_user_that_may_write_one_prefix(me: tuple[str, str]) -> None:
+async def test_a_user_that_may_write_one_prefix(
+    me: WatchedFile[tuple[str, str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(files, "CHECKED_EVERY_S", 0.0)
     with etcd_cluster(1) as cluster:
         add_users(cluster)
         address = parse_etcd_address(cluster.store())
@@ -234,13 +239,20 @@ async def test_a_user_that_may_write_one_prefix(me: tuple[str, str]) -> None:
                 await client.read(b"/else", None, 10)
             client._token = "gone"  # pyright: ignore[reportPrivateUsage]  as after a restart of etcd
             assert await client.read(b"/lighthouse/k", None, 10) == (), "the call logs in anew"
+            ctl(cluster, "--user", "root:r", "user", "passwd", "me", "--interactive=false", given="new")
+            with pytest.raises(NotPermitted, match="authentication failed"):
+                await client.read(b"/lighthouse/k", None, 10)
+            (tmp_path / "user").write_text("me:new")
+            assert await client.read(b"/lighthouse/k", None, 10) == (), "the new password is read"
         async with EtcdClient(address, None) as client:
             with pytest.raises(NotPermitted):
                 await client.read(b"/lighthouse/k", None, 10)
 
 
 @needs_etcd
-async def test_a_change_of_another_user_ends_no_login_with_jwt(me: tuple[str, str], tmp_path: Path) -> None:
+async def test_a_change_of_another_user_ends_no_login_with_jwt(
+    me: WatchedFile[tuple[str, str]], tmp_path: Path
+) -> None:
     """Such a token holds the revision of the users at its login. After a change, etcd refuses it until it expires."""
     key = rsa.generate_private_key(65537, 2048)
     pem = serialization.Encoding.PEM
