@@ -10,7 +10,7 @@ import subprocess
 import tempfile
 import time
 import urllib.request
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
@@ -32,7 +32,14 @@ class Node:
     """`tls`: a folder with the files of its CA and of itself; clients need a certificate of that CA then."""
 
     def __init__(
-        self, name: str, client_port: int, peer_port: int, cluster: str, folder: Path, tls: Path | None = None
+        self,
+        name: str,
+        client_port: int,
+        peer_port: int,
+        cluster: str,
+        folder: Path,
+        tls: Path | None = None,
+        options: Sequence[str] = (),
     ) -> None:
         self.name, self.port, self.folder = name, client_port, folder
         self._tls = tls
@@ -54,6 +61,7 @@ class Node:
             *("--initial-cluster", cluster, "--initial-cluster-token", folder.name),
             *("--heartbeat-interval", "50", "--election-timeout", "500", "--log-level", "error"),
             *secured,
+            *options,
         ]
         self._process: subprocess.Popen[bytes] | None = None
 
@@ -94,11 +102,13 @@ class Node:
 
 
 class EtcdCluster:
-    def __init__(self, folder: Path, size: int = 3, tls: Path | None = None) -> None:
+    def __init__(self, folder: Path, size: int = 3, tls: Path | None = None, options: Sequence[str] = ()) -> None:
         names = [f"n{i}" for i in range(size)]
         ports = free_ports(2 * size)
         cluster = ",".join(f"{name}=http://127.0.0.1:{port}" for name, port in zip(names, ports[size:], strict=True))
-        self.nodes = [Node(name, ports[i], ports[size + i], cluster, folder, tls) for i, name in enumerate(names)]
+        self.nodes = [
+            Node(name, ports[i], ports[size + i], cluster, folder, tls, options) for i, name in enumerate(names)
+        ]
 
     def store(self, prefix: str = "lighthouse") -> str:
         return f"etcd://{','.join(f'127.0.0.1:{node.port}' for node in self.nodes)}/{prefix}"
@@ -120,11 +130,13 @@ class EtcdCluster:
 
 
 @contextmanager
-def etcd_cluster(size: int = 3, tls: Path | None = None) -> Generator[EtcdCluster, None, None]:
+def etcd_cluster(
+    size: int = 3, tls: Path | None = None, options: Sequence[str] = ()
+) -> Generator[EtcdCluster, None, None]:
     """In memory where that is possible: each write waits for the disks of two nodes."""
     parent = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
     with tempfile.TemporaryDirectory(prefix="lighthouse-etcd-", dir=parent) as folder:
-        cluster = EtcdCluster(Path(folder), size, tls)
+        cluster = EtcdCluster(Path(folder), size, tls, options)
         try:
             cluster.start()
             yield cluster

@@ -36,7 +36,7 @@ from lighthouse_protocol.coordinator import Coordinator
 from lighthouse_protocol.identity import Address
 from lighthouse_protocol.limits import MANAGER_SECRET_VARIABLE
 from lighthouse_protocol.messages.status import LighthouseStatus, MemberState
-from lighthouse_protocol.refusals import LighthouseError, NotPermitted, NotServed
+from lighthouse_protocol.refusals import LighthouseError, NotPermitted, NotServed, Unreachable
 from lighthouse_protocol.rules.access import Role
 from lighthouse_runtime.cli import printable
 from lighthouse_runtime.client.clients import ManagerClient
@@ -108,7 +108,10 @@ def gather(given: Coordinator, ask: AskStatus, timeout_s: float) -> Facts:
 def _place(address: Address, timeout_s: float) -> Place:
     """Connect to an address and return the result. Raise Unreachable if the connection fails."""
     with connected(address, timeout_s) as connection:
-        return Place(str(address), str(connection.getpeername()[0]))
+        try:
+            return Place(str(address), str(connection.getpeername()[0]))
+        except OSError:  # as from a proxy whose server is down
+            raise Unreachable(f"{address} is unreachable: it resets connections; is it running there?") from None
 
 
 def _result(reading: BackgroundRead[T], failed: Callable[[str], T]) -> T:

@@ -106,8 +106,12 @@ class LighthouseConfig:
         "With --store: time until another lighthouse may replace a lost leader, in whole seconds.",
         kind=Duration(),
     )
-    store_ca: Path | None = setting(None, "With --store: CA of etcd's certificates; enables TLS.", kind=_PATH)
-    store_cert: Path | None = setting(None, "With --store-ca: client certificate for etcd.", kind=_PATH)
+    store_ca: Path | None = setting(
+        None, "With --store: CA of etcd's certificates; enables TLS; reloaded when the file changes.", kind=_PATH
+    )
+    store_cert: Path | None = setting(
+        None, "With --store-ca: client certificate for etcd; reloaded when the file changes.", kind=_PATH
+    )
     store_key: Path | None = setting(None, "Private key of --store-cert.", kind=_PATH)
     store_user_file: Path | None = setting(
         None, "With --store: file with one line, NAME:PASSWORD, if etcd requires authentication.", kind=_PATH

@@ -129,7 +129,7 @@ class LighthouseDaemon:
             keepalive_s=config.keepalive_s,
         )
         self._torchft = self._make_torchft_server(service, counters, peers, gate)
-        guard = HttpGuard(security.http.access, _hosts(config))
+        guard = HttpGuard(security.http.access, (*_hosts(config), config.advertise or ""))
         self._http = HttpServer(
             HttpSide(
                 is_ready=lambda: self._is_ready,
@@ -406,9 +406,12 @@ async def serve(config: LighthouseConfig, announce_fd: int | None, stop: StopReq
 
 
 def _is_busy() -> bool:
-    """Return whether this host has more runnable tasks than CPUs."""
+    """Return whether this host has more runnable tasks than CPUs, or False if it does not show its load."""
     try:
         running = int(Path("/proc/loadavg").read_text().split()[3].partition("/")[0])
     except (OSError, ValueError, IndexError):
-        running = int(os.getloadavg()[0])
+        try:
+            running = int(os.getloadavg()[0])
+        except OSError:  # before glibc 2.36, it reads the same file, which ProcSubset=pid hides
+            return False
     return running > (os.cpu_count() or 1)

@@ -297,7 +297,7 @@ def _leadership_families(candidate: CandidateStatus | None) -> Iterator[Metric]:
     yield GaugeMetricFamily("lighthouse_leader", "1 if this lighthouse leads, 0 if it follows", float(leads))
     yield GaugeMetricFamily(
         "lighthouse_store_available",
-        "0 while the shared store does not answer this lighthouse",
+        "0 while the shared store does not answer this lighthouse, or does not let it lead",
         float(candidate is None or not candidate.store_error),
     )
     yield GaugeMetricFamily(

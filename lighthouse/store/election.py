@@ -76,6 +76,9 @@ class ElectionListener(Protocol):
         ...
 
 
+MAX_FAILURES_LOGGED = 16  # different ones in a row
+
+
 class LeadershipDriver:
     """Runs one candidate: passes events to it and executes its effects. It is synchronous and does no I/O itself.
 
@@ -90,20 +93,24 @@ class LeadershipDriver:
         self.candidate = Candidate(config, self._clock())
         self._host = host
         self._timer = DeadlineTimer(self.tick, timers)
-        self._has_failed = False
+        self._failures: set[str] = set()  # logged since the last success
 
     def start(self) -> None:
         self.tick()
 
     def feed(self, event: events.Event) -> None:
+        effects = self.candidate.handle(event, self._clock())
         if isinstance(event, events.RequestFailed):
-            if not self._has_failed:
-                log.warning("store: %s", event.reason, extra=log_event.event("store_unavailable"))
-            self._has_failed = True
-        elif self._has_failed and not isinstance(event, events.WriteRefused | events.Resigned):
-            self._has_failed = False
+            self._log_failure(event.reason)
+        elif self._failures and not self.status().store_error:
+            self._failures.clear()
             log.info("store: available again", extra=log_event.event("store_available"))
-        self._perform(self.candidate.handle(event, self._clock()))
+        self._perform(effects)
+
+    def _log_failure(self, reason: str) -> None:
+        if reason not in self._failures and len(self._failures) < MAX_FAILURES_LOGGED:
+            self._failures.add(reason)
+            log.warning("store: %s", reason, extra=log_event.event("store_unavailable"))
 
     def tick(self) -> None:
         self._perform(self.candidate.tick(self._clock()))

@@ -22,6 +22,7 @@ import aiohttp
 
 from lighthouse_protocol.identity import Address, parse_address
 from lighthouse_protocol.refusals import InvalidRequest, LighthouseError, NotPermitted, Unreachable, WrongState
+from lighthouse_runtime.process.files import WatchedFile
 
 OPTION = "--store"
 SCHEME = "etcd://"
@@ -64,12 +65,19 @@ def _endpoint(text: str) -> Address:
     return Address(address.host, address.port or DEFAULT_PORT)
 
 
-_REFUSED = ("auth token", "permission denied", "user name is empty", "authentication failed")
+_REFUSED = ("permission denied", "user name is empty", "authentication failed")
+# etcd ends a login when its token expires. With JWT tokens, any change to a user or role ends all logins.
+# The last one answers a call that was sent without a token, because another call has just found that out.
+_LOGIN_ENDED = ("invalid auth token", "revision of auth store is old", "user name is empty")
 _LEASE_GONE = "etcdserver: requested lease not found"
 
 
 class StoreUnavailable(Unreachable):
     """etcd did not answer, or has no quorum. The request may have been executed."""
+
+
+class LoginEnded(StoreUnavailable):
+    """etcd no longer accepts the token of this client's login, so it has not executed the request."""
 
 
 class LeaseGone(WrongState):
@@ -107,12 +115,15 @@ class EtcdClient:
 
     Args:
         address: The cluster.
-        tls: TLS settings, or None for plain HTTP.
-        user: Name and password, or None if etcd does not require authentication.
+        tls: TLS settings, or None for plain HTTP. New connections use the newest ones.
+        user: Name and password, or None if etcd does not require authentication. Each login uses the newest ones.
     """
 
     def __init__(
-        self, address: EtcdAddress, tls: ssl.SSLContext | None = None, user: tuple[str, str] | None = None
+        self,
+        address: EtcdAddress,
+        tls: WatchedFile[ssl.SSLContext] | None = None,
+        user: WatchedFile[tuple[str, str]] | None = None,
     ) -> None:
         self.address = address
         self._tls = tls
@@ -131,8 +142,7 @@ class EtcdClient:
         await self.close()
 
     async def open(self) -> None:
-        connector = aiohttp.TCPConnector(ssl=self._tls if self._tls is not None else False)
-        self._http = aiohttp.ClientSession(connector=connector, trust_env=False)
+        self._http = aiohttp.ClientSession(trust_env=False)
 
     async def close(self) -> None:
         if self._http is not None:
@@ -179,25 +189,35 @@ class EtcdClient:
         at = self._at
         try:
             async with asyncio.timeout(timeout_s):
-                if self._user is not None and not self._token:
-                    answer = await self._post(
-                        at, "auth/authenticate", {"name": self._user[0], "password": self._user[1]}
-                    )
-                    self._token = str(answer["token"])
-                return await self._post(at, method, body)
+                try:
+                    return await self._post_as_user(at, method, body)
+                except LoginEnded:
+                    return await self._post_as_user(at, method, body)
         except TimeoutError:
             raise self._unavailable(at, f"no answer within {timeout_s:.3g} s") from None
+
+    async def _post_as_user(self, at: int, method: str, body: Json) -> dict[str, Any]:
+        if self._user is not None and not self._token:
+            name, password = self._user.value
+            answer = await self._post(at, "auth/authenticate", {"name": name, "password": password})
+            self._token = str(answer["token"])
+        return await self._post(at, method, body)
 
     async def _post(self, at: int, method: str, body: Json) -> dict[str, Any]:
         assert self._http is not None
         scheme = "http" if self._tls is None else "https"
         headers = {"Authorization": self._token} if self._token else {}
         url = f"{scheme}://{self.address.endpoints[at]}/v3/{method}"
+        tls = False if self._tls is None else self._tls.value
         try:
-            async with self._http.post(url, data=json.dumps(body), headers=headers, allow_redirects=False) as answer:
+            async with self._http.post(
+                url, data=json.dumps(body), headers=headers, ssl=tls, allow_redirects=False
+            ) as answer:
                 status, raw = answer.status, await answer.read()
         except (aiohttp.ClientError, OSError) as e:
             why = getattr(e, "strerror", None) or str(e) or type(e).__name__
+            if self._tls is not None and self._tls.error:
+                why += f"; the previous certificates are in use, because {self._tls.error}"
             raise self._unavailable(at, why) from e
         try:
             document = json.loads(raw)
@@ -213,6 +233,9 @@ class EtcdClient:
         text = str(error.get("message", "") if isinstance(error, dict) else error) or f"HTTP {status}"
         if text == _LEASE_GONE:
             return LeaseGone(text)
+        if self._user is not None and any(words in text for words in _LOGIN_ENDED):
+            self._token = ""
+            return LoginEnded(str(self._unavailable(at, text)))
         if status == HTTPStatus.UNAUTHORIZED or any(words in text for words in _REFUSED):
             self._token = ""
             return NotPermitted(
@@ -296,12 +319,18 @@ class StoreCredentials:
     key: Path | None = None
     user_file: Path | None = None  # one line, NAME:PASSWORD
 
-    def tls(self) -> ssl.SSLContext | None:
-        """Return the TLS settings, or None for plain HTTP. Raise InvalidRequest if a file is missing or unusable."""
+    def tls(self) -> WatchedFile[ssl.SSLContext] | None:
+        """Return the TLS settings, read again when a file changes, or None for plain HTTP.
+
+        Raise InvalidRequest if a file is missing or unusable.
+        """
         if self.ca is None:
             if self.cert is not None:
                 raise InvalidRequest("also needs --store-ca", field="--store-cert")
             return None
+        return WatchedFile(self._context, *filter(None, (self.ca, self.cert, self.key)))
+
+    def _context(self) -> ssl.SSLContext:
         try:
             context = ssl.create_default_context(cafile=self.ca)
         except (OSError, ssl.SSLError) as e:
@@ -314,14 +343,20 @@ class StoreCredentials:
                 raise InvalidRequest(f"cannot read {self.cert} with --store-key: {e}", field="--store-cert") from e
         return context
 
-    def user(self) -> tuple[str, str] | None:
-        """Return the user's name and password, or None without `user_file`. Raise InvalidRequest if it is unusable."""
-        if self.user_file is None:
-            return None
-        try:
-            name, colon, password = self.user_file.read_text().strip().partition(":")
-        except (OSError, UnicodeDecodeError) as e:
-            raise InvalidRequest(f"cannot read {self.user_file}: {e}", field="--store-user-file") from e
-        if not (name and colon and password):
-            raise InvalidRequest(f"{self.user_file} must hold one line, NAME:PASSWORD", field="--store-user-file")
-        return name, password
+    def user(self) -> WatchedFile[tuple[str, str]] | None:
+        """Return the user's name and password, read again when the file changes, or None without `user_file`.
+
+        Raise InvalidRequest if the file is missing or malformed.
+        """
+        path = self.user_file
+        return None if path is None else WatchedFile(lambda: _read_user(path), path)
+
+
+def _read_user(path: Path) -> tuple[str, str]:
+    try:
+        name, colon, password = path.read_text().strip().partition(":")
+    except (OSError, UnicodeDecodeError) as e:
+        raise InvalidRequest(f"cannot read {path}: {e}", field="--store-user-file") from e
+    if not (name and colon and password):
+        raise InvalidRequest(f"{path} must hold one line, NAME:PASSWORD", field="--store-user-file")
+    return name, password

@@ -10,6 +10,8 @@
 - A request without an answer may have been executed. A candidate whose claim is not answered revokes its lease, which
   deletes the key if the claim was executed.
 - A candidate gives up if a request is not answered within the lease's duration, so that another can be elected.
+- If a candidacy fails, its error is shown until a lighthouse leads, although the store answers the next reads: it may
+  be out of space, or refuse writes.
 """
 
 import json
@@ -252,8 +254,8 @@ class CandidateStatus:
     role: Role
     term: int
     leader: Leader | None
-    store_error: str  # why the newest request got no answer; empty if it did
-    store_silent_s: float  # time since the store's last answer
+    store_error: str  # why the newest request or candidacy failed; empty if another lighthouse leads, or this one does
+    store_silent_s: float  # time since a lighthouse was last known to lead
 
 
 class Candidate:
@@ -337,16 +339,15 @@ class Candidate:
                 self._is_over = True
                 return effects
             case LeaseRenewed(number, ttl_s):
-                self._answered(now)
+                if self._role is Role.LEADING:
+                    self._clear_error(now)
                 sent_at = self._renewals.pop(number, None)
                 if sent_at is not None:
                     self._fence_at = max(self._fence_at, sent_at + FENCE_SHARE * ttl_s)
                 return ()
             case LeaseEnded(number):
-                self._answered(now)
                 return self._step_down("its lease in the store expired", now) if number in self._renewals else ()
             case _:
-                self._answered(now)
                 if event.number != self._asked:
                     return ()
                 self._asked = None
@@ -360,6 +361,7 @@ class Candidate:
                 return (*self._set_leader(None), GrantLease(self._ask(now), self._config.ttl_s))
             case LeaderRead(_, leader):
                 if leader is None or leader.candidate != self._config.name:
+                    self._clear_error(now)
                     return self._set_leader(leader)
                 # The key is left from an earlier leadership of this candidate: the revocation has not arrived, or a
                 # late renewal has prolonged the lease.
@@ -376,8 +378,10 @@ class Candidate:
                 self._revision, self._term, self._has_claimed = revision, term, True
                 return (*self._set_leader(None), LoadRecords(self._ask(now)))
             case ClaimLost(_, leader):
+                self._clear_error(now)
                 return (*self._step_down("another lighthouse was first", now), *self._set_leader(leader))
             case RecordsLoaded():
+                self._clear_error(now)
                 self._role = Role.LEADING
                 return (LeadershipBegan(self._term, self._revision),)
 
@@ -386,7 +390,7 @@ class Candidate:
         self._asked, self._asked_at = self._number, now
         return self._number
 
-    def _answered(self, now: float) -> None:
+    def _clear_error(self, now: float) -> None:
         self._store_error, self._answered_at = "", now
 
     def _set_leader(self, leader: Leader | None) -> Sequence[Effect]:

@@ -8,6 +8,7 @@ import logging
 import socket
 import struct
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -270,9 +271,17 @@ def listening_socket(host: str, port: int) -> socket.socket:
 
 
 def _family(host: str) -> tuple[str, socket.AddressFamily]:
-    """Return the host to bind and its address family. Without IPv6, `::` becomes all IPv4 addresses."""
+    """Return the host to bind and its address family.
+
+    Without IPv6, `::` becomes all IPv4 addresses. A name that has only IPv6 addresses becomes the first of them.
+    """
     if host == "::" and not socket.has_dualstack_ipv6():
         host = "0.0.0.0"
+    if ":" not in host:
+        with suppress(OSError):  # it does not resolve; bind() says so
+            found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
+            if all(entry[0] == socket.AF_INET6 for entry in found):
+                host = str(found[0][4][0])
     return host, socket.AF_INET6 if ":" in host else socket.AF_INET
 
 

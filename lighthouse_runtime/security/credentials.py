@@ -14,6 +14,7 @@ import hmac
 import json
 import logging
 import os
+import re
 import secrets
 import ssl
 import threading
@@ -130,6 +131,8 @@ def _is_token(token: str) -> bool:
 
 
 RENEWED_BEFORE = datetime.timedelta(days=30)
+# Files that a first start leaves if it is killed before it has written ca.pem. Without ca.pem, ca.key is of no use.
+_BEFORE_CA = re.compile(r"tokens\.json|ca\.key|\.(tokens\.json|ca\.key|ca\.pem)\.\d+")
 _OPTION = "--credentials"
 
 
@@ -205,7 +208,7 @@ def _make_tokens(folder: Path) -> None:
     """
     make_private(folder.parent)
     folder.mkdir(mode=0o700, exist_ok=True)
-    if any(path.name != FILE for path in folder.iterdir()):
+    if not all(_BEFORE_CA.fullmatch(path.name) for path in folder.iterdir()):
         raise InvalidRequest(f"{folder} has files and no ca.pem; name an empty folder", field=_OPTION)
     _check_owner(folder)
     if not (folder / FILE).exists():

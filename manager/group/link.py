@@ -8,6 +8,7 @@ limits how often an unreachable lighthouse is logged.
 import asyncio
 import itertools
 import logging
+import re
 from collections.abc import Callable
 
 from lighthouse_protocol.coordinator import LeaderSearch
@@ -31,37 +32,41 @@ log = logging.getLogger(__name__)
 
 REMIND_S = 10.0
 MAX_REMIND_S = 60.0
+MAX_REASONS = 64
+_DURATION = re.compile(r"\d+ s\b")
 FIRST_TRY_S = 0.5
 
 
 class UnreachableLog:
     """Limits how often an unreachable lighthouse is logged.
 
-    Each new reason is logged immediately. The same reason is logged again after REMIND_S, then at intervals that double
-    up to MAX_REMIND_S.
+    Each new reason is logged immediately. Known reasons are logged again after REMIND_S, then at intervals that double
+    up to MAX_REMIND_S. Several lighthouses may give different reasons in turn, and a reason may contain its duration.
     """
 
     def __init__(self) -> None:
-        self._error = ""
+        self._reasons: set[str] = set()  # logged since the last success, without durations
         self._since = 0.0
         self._remind_at = 0.0
         self._remind_s = REMIND_S
 
     def next_line(self, error: str, now: float) -> str:
         """Return the line to log for a failed attempt, or an empty string if nothing should be logged."""
-        if not self._error:
+        if not self._reasons:
             self._since, self._remind_s = now, REMIND_S
-        elif error == self._error and now < self._remind_at:
+        reason = _DURATION.sub("", error)
+        is_repeated = reason in self._reasons or len(self._reasons) >= MAX_REASONS
+        if is_repeated and now < self._remind_at:
             return ""
-        is_repeated = error == self._error
-        self._error = error
-        if is_repeated:
+        if not is_repeated:
+            self._reasons.add(reason)
+        else:
             self._remind_s = min(MAX_REMIND_S, 2 * self._remind_s)
         self._remind_at = now + self._remind_s
         return f"{error}; for {now - self._since:.0f} s now" if is_repeated else error
 
     def clear_error(self) -> None:
-        self._error = ""
+        self._reasons.clear()
 
 
 class _Connection:

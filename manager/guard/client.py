@@ -232,7 +232,7 @@ def cause_of(error_file: str) -> str:
     try:
         message = json.loads(error_file)["message"]
         text = message["message"] if isinstance(message, dict) else message
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, RecursionError):
         return ""
     return " ".join(str(text).split())[:MAX_CAUSE_CHARS]
 

@@ -19,6 +19,7 @@ and a few of our modules that import nothing else either.
 """
 
 import contextlib
+import fcntl
 import json
 import os
 import select
@@ -47,6 +48,7 @@ class Guard:
     def __init__(self, control: socket.socket) -> None:
         self._control = control
         self._folder = Path(tempfile.mkdtemp(prefix="lighthouse-run-"))
+        _lock_folder(self._folder)
         self._children: dict[int, Child] = {}
         self._strays_until: float | None = None  # when to stop searching for strays; None if no search is running
         self._output = OutputQueue()
@@ -121,7 +123,7 @@ class Guard:
                 self._print(label, text)
             child.spawn(order["argv"], order["env"], has_input=order["has_input"])
         except (OSError, subprocess.SubprocessError) as e:
-            text = f"cannot run {order['argv'][0]}: {e}"
+            text = _sendable(f"cannot run {order['argv'][0]}: {e}")
             self._print(label, text)
             self._send({"ended": number, "status": 127, "output": [text], "error": "", "why": ""})
             return
@@ -282,11 +284,23 @@ class Guard:
             self._write()
 
     def _print(self, label: str, text: str) -> None:
-        self._output.put(f"[{label}] ", [text.encode()])
+        self._output.put(f"[{label}] ", [_sendable(text).encode()])
 
     def _send(self, event: dict[str, Any]) -> None:
         with contextlib.suppress(ConnectionError):
             self._control.sendall(json.dumps(event).encode() + b"\n")
+
+
+def _sendable(text: str) -> str:
+    """Escape lone surrogates, which stand for the bytes of a path that is not UTF-8."""
+    return text.encode(errors="backslashreplace").decode()
+
+
+def _lock_folder(folder: Path) -> None:
+    """Lock a folder until this process exits, so that systemd-tmpfiles does not remove it when it is 10 days old."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    with contextlib.suppress(OSError):  # a file system without locks
+        fcntl.flock(descriptor, fcntl.LOCK_SH)
 
 
 def _is_due(child: Child, now: float) -> bool:

@@ -56,7 +56,8 @@ class Source(Protocol):
     async def poll(self, http: aiohttp.ClientSession) -> PreemptionNotice | None: ...
 
 
-POLL_ERRORS = (aiohttp.ClientError, TimeoutError, OSError, ValueError, OverflowError)
+# RuntimeError: no thread can be started, as at a limit of processes.
+POLL_ERRORS = (aiohttp.ClientError, TimeoutError, OSError, ValueError, OverflowError, RuntimeError)
 
 
 class Answer(NamedTuple):

@@ -199,9 +199,10 @@ class WorkerHost(HostSupervisor):
                 self._unreachable_log.clear_error()
                 if self._notices:
                     self._send(PreemptionReport(self._notice))
+                plan = self._launch.plan(self._manager, (address, port))
                 if self._local is None:
-                    plan = self._launch.plan(self._manager, (address, port))
                     self._local = LocalHost(plan, self._guard, self._launch.settings, self._link, self._report)
+                self._local.plan = plan  # if host 0 has been started again, its address may be another one
                 self._send_heartbeat(stream)
             case hosts.StartRanks(ranks, attempt, unit):
                 assert self._local is not None

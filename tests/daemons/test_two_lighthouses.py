@@ -200,6 +200,17 @@ def test_one_name_with_two_addresses(etcd: EtcdCluster, tmp_path: Path) -> None:
         assert ask("localhost") == 1
 
 
+def test_the_name_that_a_lighthouse_advertises_is_its_own() -> None:
+    """A follower sends browsers to it."""
+    store = f"etcd://{LOCALHOST}:{free_port()}"
+    with Lighthouse("--store", store, "--advertise", "lighthouse.example.com") as lighthouse:
+        place = lighthouse.http.removeprefix("http://")
+        for name, status in (("Lighthouse.example.com", 200), ("other.example.com", 403)):
+            with contextlib.closing(http.client.HTTPConnection(place, timeout=PATIENCE_S)) as connection:
+                connection.request("GET", "/metrics", headers={"Host": f"{name}:29511"})
+                assert connection.getresponse().status == status
+
+
 def test_without_the_store_no_lighthouse_leads_and_each_says_why() -> None:
     with etcd_cluster() as own, Lighthouse("--store", own.store()) as lighthouse:
         lighthouse.wait_for_log("this lighthouse leads")

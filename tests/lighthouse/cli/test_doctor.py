@@ -1,10 +1,12 @@
 """What facts mean. The facts of a good host are changed one at a time."""
 
 import dataclasses
+import socket
 import tomllib
 
 import pytest
 
+from lighthouse.cli import doctor
 from lighthouse.cli.rules import (
     NAMED,
     Asked,
@@ -19,6 +21,7 @@ from lighthouse.cli.rules import (
     check,
     is_healthy,
 )
+from lighthouse_protocol.coordinator import parse_coordinator
 from lighthouse_protocol.messages.status import LighthouseStatus, MemberState, StoreKind, StoreStatus
 from lighthouse_protocol.refusals import LighthouseError, NotPermitted, Unreachable, Untrusted, WrongProtocol
 from lighthouse_protocol.rules.access import Role
@@ -85,6 +88,15 @@ def test_an_address_that_takes_no_connection_fails_and_nothing_is_said_of_what_w
     dead = changed(places=(Place(AT, error="it is dead; start it"),), asked=None, certificate=None, managers=())
     assert [(f.check, f.level) for f in check(dead)] == [("address", Level.FAIL), ("versions", Level.OK)]
     assert not is_healthy(check(dead))
+
+
+def test_an_address_that_resets_its_connections_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A reset that arrives before the check asks for the peer's name leaves a socket without one."""
+    monkeypatch.setattr(doctor, "connected", lambda *_: socket.socket())
+    places = doctor.gather(parse_coordinator("127.0.0.1:1"), lambda: status(), 1.0).places
+    assert [place.error for place in places] == [
+        "127.0.0.1:1 is unreachable: it resets connections; is it running there?"
+    ]
 
 
 def test_one_address_of_several_is_a_warning_while_another_answers() -> None:

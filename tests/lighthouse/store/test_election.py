@@ -7,7 +7,15 @@ import pytest
 
 from lighthouse.job.records import QuorumRecord
 from lighthouse.store.election import SharedStore
-from lighthouse.store.etcd_client import Answer, EtcdClient, KeyValue, Lease, LeaseGone, parse_etcd_address
+from lighthouse.store.etcd_client import (
+    Answer,
+    EtcdClient,
+    KeyValue,
+    Lease,
+    LeaseGone,
+    StoreUnavailable,
+    parse_etcd_address,
+)
 from lighthouse_protocol.refusals import NotLeader
 from tests.processes import PATIENCE_S
 
@@ -90,6 +98,31 @@ async def test_a_request_that_fails_by_any_exception_is_a_failed_one_with_its_te
         assert lighthouse.client.revoked == [5], "its lease is given back, so that another lighthouse may lead"
     assert not lighthouse.began.is_set()
     assert any(record.exc_info for record in caplog.records), "a defect of ours: its traceback is in the log"
+    await lighthouse.shared.stop()
+
+
+async def test_candidacies_that_fail_alike_are_logged_once(caplog: pytest.LogCaptureFixture) -> None:
+    """As with an etcd that is out of space or of a newer format, which is read as before."""
+    caplog.set_level("INFO")
+    lighthouse = Lighthouse(OddClient("claim", StoreUnavailable("no space")))
+    await lighthouse.start()
+
+    async def fails(times: int) -> None:
+        while len(lighthouse.client.revoked) < times:  # noqa: ASYNC110
+            await asyncio.sleep(0)
+
+    async with asyncio.timeout(PATIENCE_S):
+        await fails(4)
+        lighthouse.client.error = StoreUnavailable("of a newer format")
+        await fails(8)
+    assert [record.getMessage() for record in caplog.records] == ["store: no space", "store: of a newer format"]
+    lighthouse.client.fails = "nothing"
+    async with asyncio.timeout(PATIENCE_S):
+        await lighthouse.began.wait()
+    assert [record.getMessage() for record in caplog.records[2:]] == [
+        "store: available again",
+        "this lighthouse leads, in term 1",
+    ]
     await lighthouse.shared.stop()
 
 

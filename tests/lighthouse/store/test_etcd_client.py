@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 import trustme
+from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives.asymmetric import rsa
 
 from lighthouse.store.etcd_client import (
     EtcdClient,
@@ -26,6 +28,8 @@ from lighthouse.store.etcd_client import (
 )
 from lighthouse.store.records import after_prefix
 from lighthouse_protocol.refusals import InvalidRequest, NotPermitted
+from lighthouse_runtime.process import files
+from lighthouse_runtime.process.files import WatchedFile
 from tests.etcd_cluster import EtcdCluster, etcd_cluster, free_ports, needs_etcd
 
 KEY = b"/k/\xc3\xbc"
@@ -179,40 +183,92 @@ async def test_tls_both_ways(folder: Path) -> None:
                     await client.read(b"k", None, 10)
 
 
+@needs_etcd
+async def test_a_certificate_that_was_renewed_is_used_without_a_restart(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(files, "CHECKED_EVERY_S", 0.0)
+    mine = folder / "mine.pem"
+    mine.write_bytes((folder / "other-client.pem").read_bytes())
+    with etcd_cluster(1, tls=folder) as cluster:
+        tls = StoreCredentials(folder / "ca.pem", mine, mine).tls()
+        async with EtcdClient(parse_etcd_address(cluster.store()), tls) as client:
+            with pytest.raises(StoreUnavailable):
+                await client.read(b"k", None, 10)
+            mine.write_text("half a certificate")
+            with pytest.raises(StoreUnavailable, match="the previous certificates are in use, because --store-cert: "):
+                await client.read(b"k", None, 10)
+            mine.write_bytes((folder / "client.pem").read_bytes())
+            assert await client.read(b"k", None, 10) == ()
+
+
+def ctl(cluster: EtcdCluster, *words: str, given: str = "") -> None:
+    command = ["etcdctl", "--command-timeout", "60s", "--endpoints", f"127.0.0.1:{cluster.nodes[0].port}", *words]
+    given_bytes, env = given.encode(), {"ETCDCTL_API": "3"}
+    subprocess.run(command, check=True, capture_output=True, timeout=60, env=env, input=given_bytes)
+
+
+def add_users(cluster: EtcdCluster) -> None:
+    ctl(cluster, "user", "add", "root:r")
+    ctl(cluster, "user", "grant-role", "root", "root")
+    ctl(cluster, "user", "add", "me:secret:with:colons")
+    ctl(cluster, "role", "add", "lighthouse")
+    ctl(cluster, "role", "grant-permission", "lighthouse", "--prefix=true", "readwrite", "/lighthouse/")
+    ctl(cluster, "user", "grant-role", "me", "lighthouse")
+    ctl(cluster, "auth", "enable")
+
+
 @pytest.fixture
-def with_users() -> Iterator[EtcdCluster]:
-    with etcd_cluster(1) as cluster:
-
-        def ctl(*words: str) -> None:
-            command = ["etcdctl", "--endpoints", f"127.0.0.1:{cluster.nodes[0].port}", *words]
-            subprocess.run(command, check=True, capture_output=True, timeout=60, env={"ETCDCTL_API": "3"})
-
-        ctl("user", "add", "root:r")
-        ctl("user", "grant-role", "root", "root")
-        ctl("user", "add", "me:secret:with:colons")
-        ctl("role", "add", "lighthouse")
-        ctl("role", "grant-permission", "lighthouse", "--prefix=true", "readwrite", "/lighthouse/")
-        ctl("user", "grant-role", "me", "lighthouse")
-        ctl("auth", "enable")
-        yield cluster
+def me(tmp_path: Path) -> WatchedFile[tuple[str, str]] | None:
+    file = tmp_path / "user"
+    file.write_text("me:secret:with:colons\n")
+    return StoreCredentials(user_file=file).user()
 
 
 @needs_etcd
-async def test_a_user_that_may_write_one_prefix(with_users: EtcdCluster, tmp_path: Path) -> None:
-    address = parse_etcd_address(with_users.store())
-    file = tmp_path / "user"
-    file.write_text("me:secret:with:colons\n")
-    async with EtcdClient(address, None, StoreCredentials(user_file=file).user()) as client:
-        assert await client.read(b"/lighthouse/k", None, 10) == ()
-        with pytest.raises(NotPermitted, match="permission denied"):
-            await client.read(b"/else", None, 10)
-        client._token = "gone"  # pyright: ignore[reportPrivateUsage]  as after a restart of etcd
-        with pytest.raises(NotPermitted, match="invalid auth token"):
-            await client.read(b"/lighthouse/k", None, 10)
-        assert await client.read(b"/lighthouse/k", None, 10) == (), "the next call logs in anew"
-    async with EtcdClient(address, None) as client:
-        with pytest.raises(NotPermitted):
-            await client.read(b"/lighthouse/k", None, 10)
+async def test_a_user_that_may_write_one_prefix(
+    me: WatchedFile[tuple[str, str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(files, "CHECKED_EVERY_S", 0.0)
+    with etcd_cluster(1) as cluster:
+        add_users(cluster)
+        address = parse_etcd_address(cluster.store())
+        async with EtcdClient(address, None, me) as client:
+            assert await client.read(b"/lighthouse/k", None, 10) == ()
+            with pytest.raises(NotPermitted, match="permission denied"):
+                await client.read(b"/else", None, 10)
+            client._token = "gone"  # pyright: ignore[reportPrivateUsage]  as after a restart of etcd
+            assert await client.read(b"/lighthouse/k", None, 10) == (), "the call logs in anew"
+            ctl(cluster, "--user", "root:r", "user", "passwd", "me", "--interactive=false", given="new")
+            with pytest.raises(NotPermitted, match="authentication failed"):
+                await client.read(b"/lighthouse/k", None, 10)
+            (tmp_path / "user").write_text("me:new")
+            assert await client.read(b"/lighthouse/k", None, 10) == (), "the new password is read"
+        async with EtcdClient(address, None) as client:
+            with pytest.raises(NotPermitted):
+                await client.read(b"/lighthouse/k", None, 10)
+
+
+@needs_etcd
+async def test_a_change_of_another_user_ends_no_login_with_jwt(
+    me: WatchedFile[tuple[str, str]], tmp_path: Path
+) -> None:
+    """Such a token holds the revision of the users at its login. After a change, etcd refuses it until it expires."""
+    key = rsa.generate_private_key(65537, 2048)
+    pem = serialization.Encoding.PEM
+    private = key.private_bytes(pem, serialization.PrivateFormat.TraditionalOpenSSL, serialization.NoEncryption())
+    (tmp_path / "private.pem").write_bytes(private)
+    public = key.public_key().public_bytes(pem, serialization.PublicFormat.SubjectPublicKeyInfo)
+    (tmp_path / "public.pem").write_bytes(public)
+    files = f"pub-key={tmp_path}/public.pem,priv-key={tmp_path}/private.pem"
+    with etcd_cluster(1, options=("--auth-token", f"jwt,{files},sign-method=RS256,ttl=10m")) as cluster:
+        add_users(cluster)
+        async with EtcdClient(parse_etcd_address(cluster.store()), None, me) as client:
+            assert await client.read(b"/lighthouse/k", None, 10) == ()
+            ctl(cluster, "--user", "root:r", "role", "add", "other")
+            assert await client.read(b"/lighthouse/k", None, 10) == ()
+            written = await client.transact([], [put(b"/lighthouse/k", b"v")], [], 10)
+            assert written.succeeded
 
 
 @pytest.mark.parametrize("text", ["", "me", ":x", "me:"])

@@ -144,6 +144,47 @@ def test_a_follower_names_the_leader_and_the_store_that_does_not_answer() -> Non
     assert str(refusal).startswith("store_unavailable: etcd at x: no answer, for 4 s;")
 
 
+def test_why_a_candidacy_failed_is_shown_until_a_lighthouse_leads() -> None:
+    candidate, full = Candidate(CandidateConfig("me"), 0.0), "etcd at x: no space"
+    candidate.tick(0.0)
+    candidate.handle(leadership.LeaderRead(1, None), 0.0)
+    candidate.handle(leadership.RequestFailed(2, full), 0.1)
+    candidate.tick(0.25)
+    for number, answer in enumerate(
+        (
+            leadership.LeaderRead(3, None),  # a store without space is still read
+            leadership.LeaseGranted(4, 99, 3.0),
+            leadership.LeaseRenewed(9, 3.0),
+            leadership.ClaimWon(5, 41, 5),
+        )
+    ):
+        now = 0.3 + 0.1 * number
+        candidate.handle(answer, now)
+        assert candidate.status(now).store_error == full
+        assert str(candidate.refusal(now)).startswith(f"store_unavailable: {full}, for ")
+    candidate.handle(leadership.RecordsLoaded(6), 0.7)
+    assert candidate.status(0.7).store_error == ""
+    candidate.tick(1.0)
+    candidate.handle(leadership.RequestFailed(7, full), 1.1)
+    assert candidate.status(1.1).store_error == full
+    candidate.handle(leadership.LeaseRenewed(7, 3.0), 1.2)
+    assert candidate.status(1.2).store_error == "", "a leader needs no more than its lease"
+
+
+@pytest.mark.parametrize("of", [leadership.LeaderRead(3, OTHER), leadership.ClaimLost(5, OTHER)])
+def test_a_candidacy_that_failed_is_past_once_another_leads(of: leadership.LeaderRead | leadership.ClaimLost) -> None:
+    candidate = Candidate(CandidateConfig("me"), 0.0)
+    candidate.tick(0.0)
+    candidate.handle(leadership.LeaderRead(1, None), 0.0)
+    candidate.handle(leadership.RequestFailed(2, "etcd at x: no answer"), 0.1)
+    candidate.tick(0.25)
+    if isinstance(of, leadership.ClaimLost):
+        candidate.handle(leadership.LeaderRead(3, None), 0.3)
+        candidate.handle(leadership.LeaseGranted(4, 99, 3.0), 0.3)
+    candidate.handle(of, 0.4)
+    assert candidate.status(0.4).store_error == ""
+
+
 def test_its_own_key_of_an_ended_leadership_is_no_leader_to_follow() -> None:
     candidate = Candidate(CandidateConfig("me"), 0.0)
     candidate.tick(0.0)

@@ -296,6 +296,15 @@ def test_it_listens(host: str) -> None:
             pass
 
 
+def test_it_listens_on_a_name_that_has_only_an_address_of_ipv6(monkeypatch: pytest.MonkeyPatch) -> None:
+    entry = (socket.AF_INET6, socket.SOCK_STREAM, 6, "", ("::1", 0, 0, 0))
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: [entry])
+    with address.listening_socket("node", 0) as listener:
+        host, port, *_ = listener.getsockname()
+        assert host == "::1"
+        assert address.is_port_taken("node", port)
+
+
 def test_every_address_is_both_families() -> None:
     if not socket.has_dualstack_ipv6():
         pytest.skip("this host has no IPv6")

@@ -63,6 +63,29 @@ def test_a_folder_that_is_not_its_own_is_refused_with_the_option(tmp_path: Path)
         load_or_make(tmp_path / "f", ())
 
 
+class Killed(BaseException): ...
+
+
+@pytest.mark.parametrize("file", [FILE, "ca.key", "ca.pem", "server.key", "server.pem"])
+def test_a_first_start_that_was_killed_is_completed_by_the_next(
+    file: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def replace(new: Path, path: Path) -> None:
+        if path.name == file:
+            raise Killed
+        new.rename(path)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(files.os, "replace", replace)
+        patched.setattr(Path, "unlink", lambda *_, **__: None)  # a process that is killed cleans nothing up
+        with pytest.raises(Killed):
+            load_or_make(tmp_path / "c", ())
+    made = load_or_make(tmp_path / "c", ())
+    CertificateFiles(made.certificate, made.key).for_http()
+    assert read_pin(made.folder) == made.ca_pin
+    assert len(Tokens.read(made.folder).all()) == len(ROLES)
+
+
 def test_what_was_cut_short_is_made_again_or_refused(tmp_path: Path) -> None:
     made = load_or_make(tmp_path / "c", ())
     made.certificate.unlink()

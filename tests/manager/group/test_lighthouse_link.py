@@ -129,3 +129,21 @@ def test_an_absence_is_said_at_once_and_then_less_and_less_often() -> None:
     assert absence.next_line("another reason", 460.0) == "another reason; for 360 s now"
     absence.clear_error()
     assert absence.next_line("refused", 500.0) == "refused"
+
+
+def test_the_reasons_of_several_lighthouses_are_said_no_more_often_than_one() -> None:
+    absence = UnreachableLog()
+    said = [
+        line
+        for second in range(300)
+        for error in ("a: refused", f"b: no store, for {second} s", "c: no route")
+        if (line := absence.next_line(error, 100.0 + second))
+    ]
+    assert said[:3] == ["a: refused", "b: no store, for 0 s", "c: no route"]
+    assert said[3:] == [f"a: refused; for {at} s now" for at in (10, 30, 70, 130, 190, 250)]
+
+
+def test_reasons_that_never_repeat_are_said_less_and_less_often_too() -> None:
+    absence = UnreachableLog()
+    said = [now for now in range(10_000) if absence.next_line(f"request {now} failed", now / 10)]
+    assert len(said) < 100

@@ -1,6 +1,7 @@
 """The guard, as the supervisor sees it."""
 
 import asyncio
+import fcntl
 import os
 import signal
 from collections.abc import AsyncIterator
@@ -121,7 +122,37 @@ async def test_one_that_is_stopped_is_woken(guard: GuardClient, caplog: pytest.L
         ('{"message": "plain"}', "plain"),
         ('{"message": {"message": "two\\nlines"}}', "two lines"),
         ('{"message": {"other": 1}}', ""),
+        pytest.param("[" * 10_000, "", id="nested"),
     ],
 )
 def test_what_an_error_file_says(text: str, cause: str) -> None:
     assert cause_of(text) == cause
+
+
+async def test_a_process_whose_error_file_is_nonsense_has_ended_too(guard: GuardClient) -> None:
+    script = "head -c 50000 /dev/zero | tr '\\0' '[' > $TORCHELASTIC_ERROR_FILE; exit 3"
+    assert await run(guard, "sh", "-c", script) == Ended(3, ())
+
+
+async def test_a_command_whose_path_is_not_utf8_is_named_too(guard: GuardClient) -> None:
+    text = "cannot run /no\\udcff: [Errno 2] No such file or directory: '/no\\udcff'"
+    assert await run(guard, "/no\udcff") == Ended(127, (text,))
+    assert await run(guard, "true") == Ended(0, ())
+
+
+async def test_the_folder_of_error_files_is_locked_as_long_as_the_guard_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """systemd-tmpfiles removes the folders of /tmp that are older than 10 days, unless they are locked."""
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    guard = GuardClient()
+    running = asyncio.create_task(guard.run())
+    assert await run(guard, "true") == Ended(0, ())
+    [folder] = os.listdir(tmp_path)
+    descriptor = os.open(tmp_path / folder, os.O_RDONLY)
+    with pytest.raises(BlockingIOError):
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    os.close(descriptor)
+    await guard.stop()
+    await running
+    assert os.listdir(tmp_path) == []

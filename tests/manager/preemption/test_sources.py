@@ -236,6 +236,27 @@ async def test_a_file_that_cannot_be_read_takes_one_thread_that_delays_no_exit(
     assert await source.poll(http) is None
 
 
+async def test_a_file_is_followed_although_no_thread_can_be_started_for_a_while(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    start, tries = threading.Thread.start, 0
+
+    def at_the_limit(thread: threading.Thread) -> None:
+        nonlocal tries
+        tries += 1
+        if tries < 3:
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", at_the_limit)
+    (tmp_path / "notice").touch()
+    recorder = Recorder()
+    task = asyncio.create_task(follow(File(tmp_path / "notice"), recorder, every_s=0.001))
+    async with asyncio.timeout(60):
+        await recorder.until(True)
+    task.cancel()
+
+
 async def test_a_file_tells_the_time_left_since_it_was_written(tmp_path: Path, http: aiohttp.ClientSession) -> None:
     path = tmp_path / "notice"
     source = File(path)
