@@ -105,8 +105,13 @@ def _duplicate_new_sockets(before: Inodes, is_wanted: Callable[[End, End], bool]
         if inode in before:
             continue
         try:
-            duplicate = socket.socket(fileno=os.dup(descriptor))
+            copied = os.dup(descriptor)
         except OSError:
+            continue
+        try:
+            duplicate = socket.socket(fileno=copied)
+        except OSError:  # something else has been opened under this number since
+            os.close(copied)
             continue
         family = duplicate.family
         try:

@@ -341,5 +341,5 @@ class CatchUpDriver:
 
 def _copy_to_cpu(gradient: Tensor) -> Tensor:
     """Return the gradient in CPU memory. A view into a DDP bucket is copied, because the next step overwrites it."""
-    is_whole = gradient.untyped_storage().nbytes() == gradient.nbytes
-    return gradient if gradient.device.type == "cpu" and is_whole else gradient.detach().to("cpu", copy=True)
+    is_own = gradient.untyped_storage().nbytes() == gradient.nbytes and not gradient._is_view()
+    return gradient if gradient.device.type == "cpu" and is_own else gradient.detach().to("cpu", copy=True)

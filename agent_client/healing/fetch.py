@@ -557,8 +557,8 @@ class _Transfer:
         check_answer(response, sum(self._starts[piece + 1] - self._starts[piece] for piece in request.pieces))
         buffer = memoryview(bytearray(0 if self._is_sole else PIECE_BYTES))
         for piece in request.pieces:
-            self._check_awaited(request.source, piece)
-            place = self._places[piece] if self._is_sole else buffer[: len(self._places[piece])]
+            place = self._check_awaited(request.source, piece)
+            place = place if self._is_sole else buffer[: len(place)]
             self._receive_piece(request.source, piece, response, place, pace)
 
     def _receive_piece(
@@ -587,10 +587,12 @@ class _Transfer:
                 self._perform(PieceArrived(source, sent))
                 self._report()
 
-    def _check_awaited(self, source: str, piece: int) -> None:
+    def _check_awaited(self, source: str, piece: int) -> memoryview:
+        """Return the place of the next piece from this source. Raise ConnectionError if it is not `piece` any more."""
         with self._changed:
             if self._is_ended or self._plan.next_piece(source) != piece:
                 raise ConnectionError("it was cut off")
+            return self._places[piece]
 
     def _report(self) -> None:
         received = min(self._total, self._head_bytes + self._plan.received + sum(self._partial.values()))

@@ -216,6 +216,10 @@ class RankWatch:
                 self._receive(message, stream)
         except LighthouseError as e:
             reason = str(e)
+        except Exception as e:
+            log.exception("the watch of this rank failed")
+            reason = f"the watch has failed: {e}"
+            stream.cancel()
         self.waiting_for = ""
         with self._changed:
             unanswered, self._votes = self._votes, {}

@@ -201,6 +201,8 @@ class WrappedCall(Generic[T]):
                 self._section.stop_delivery()
                 reason, self._left_by = "interrupted", e
             except Exception as e:
+                if isinstance(e, SystemExit):  # GroupDrained, which is no failure
+                    raise
                 reason = f"{type(e).__name__}: {e}"
                 self._last_error, self._left_by = reason, e
                 self._wait_for_cause(run.number)

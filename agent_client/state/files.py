@@ -351,7 +351,9 @@ def _read_part(folder: Path) -> Part:
         if hashlib.sha256(outer["part"].encode()).hexdigest() != outer["sha256"]:
             raise CorruptState(f"{path} cannot be used: it is damaged, its checksum differs")
         inner: dict[str, Any] = json.loads(outer["part"])
-        inner["chunks"] = [Chunk(**chunk) for chunk in inner["chunks"]]
+        inner["chunks"] = chunks = [Chunk(**chunk) for chunk in inner["chunks"]]
+        if unknown := sorted({chunk.dtype for chunk in chunks} - DTYPES.keys()):
+            raise CorruptState(f"{path} cannot be used: torch {torch.__version__} has no dtype {unknown[0]}")
         return Part(**inner)
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise CorruptState(f"{path} cannot be used: it is damaged: {error}") from error

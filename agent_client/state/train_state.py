@@ -9,6 +9,7 @@ the step was discarded. `Scalers` undoes the update for a discarded step when th
 may have missed the discarded step, and gradients with different scales have no meaningful mean.
 """
 
+import copy
 import gc
 import logging
 from collections.abc import Sequence
@@ -30,6 +31,7 @@ log = logging.getLogger(__name__)
 
 
 SAMPLED_STEPS = 3
+EXTRA_STATE = "_extra_state"  # end of the keys under which torch stores what get_extra_state() returns
 SAMPLE = 8  # number of elements that are compared per parameter that no optimizer updates
 
 
@@ -45,9 +47,9 @@ class TrainState:
     `state_dict` and `load_state_dict`, such as schedulers, a GradScaler or a counter. If the model is sharded inside
     the group (FSDP2), each rank sends and receives its own shards.
 
-    Buffers and the additional entries are copied when a step begins, because the forward pass or the training loop may
-    change them. Peers read parameters and the optimizer state in place until the step's vote, so the script must not
-    change these before the vote.
+    Buffers, extra states of modules and the additional entries are copied when a step begins, because the forward pass
+    or the training loop may change them. Peers read parameters and the optimizer state in place until the step's vote,
+    so the script must not change these before the vote.
 
     Example:
         ```python
@@ -80,6 +82,8 @@ class TrainState:
         self._steps_begun = 0
         self._looked_for_schedulers = False
         self._moving: dict[str, State] = {}
+        self._unlisted: list[str] = []
+        """Keys of the model's state that may change before the vote, but are not names of buffers."""
         self._sharded: dict[str, State] = {}
         self._shards = self.find_shards()
 
@@ -112,18 +116,29 @@ class TrainState:
         return list(dict.fromkeys([*self.model.parameters(), *self.optimized()]))
 
     def begin_step(self) -> None:
-        """Copy everything that may change before the vote: the buffers and the additional entries."""
-        named = self.model.named_buffers(remove_duplicate=False)
-        buffers = {name: buffer.detach().clone() for name, buffer in named}
+        """Copy what may change before the vote: buffers, extra states of modules, and the additional entries."""
+        named = dict(self.model.named_buffers(remove_duplicate=False))
+        buffers = {name: buffer.detach().clone() for name, buffer in named.items()}
         if not self._moving:  # the first step: the script has built its model by now
             self._shards = self.find_shards()
             self.register_schedulers()
+            self._unlisted = self._find_unlisted(named)
         shards = self._shards
+        if self._unlisted:
+            now = self.model.state_dict()
+            buffers |= {key: copy.deepcopy(now[key]) for key in self._unlisted}
         others = {name: shards.describe(other.state_dict()) for name, other in self.others.items()}
+        buffers = shards.describe(buffers) if shards else buffers
         self._moving = {"buffers": buffers, "others": snapshot({"others": others})["others"]}
         self._mark()
         # Do this now, because calling state_dict() during FSDP's forward pass would reshard gathered parameters.
         self._sharded = shards.describe(dict(self.model.state_dict())) if shards else {}
+
+    def _find_unlisted(self, named: dict[str, Tensor]) -> list[str]:
+        # torch's checkpoint_wrapper, for one, has another name for a buffer in state_dict() than in named_buffers().
+        places = set(map(_place_of, named.values())) - {0}
+        state = {key: value for key, value in self.model.state_dict().items() if key not in named}
+        return [key for key, value in state.items() if key.endswith(EXTRA_STATE) or _place_of(value) in places]
 
     @property
     def others_begun(self) -> dict[str, Any]:
@@ -307,6 +322,10 @@ def live_objects(*kinds: type) -> list[Any]:
         wanted.update(new)
         new = [each for kind in new for each in type.__subclasses__(kind) if each not in wanted]
     return [thing for thing in gc.get_objects() if type(thing) in wanted]
+
+
+def _place_of(value: object) -> int:
+    return value.data_ptr() if type(value) is Tensor else 0
 
 
 def _mark_of(tensor: Tensor) -> tuple[int, int]:

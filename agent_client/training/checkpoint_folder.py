@@ -130,7 +130,6 @@ class CheckpointFolder:
         try:
             if not self._disk:  # first of all, because all ranks do this together, whichever of them have a state
                 self._prepare()
-                self._foreign = set(self._held())
                 if self._foreign:
                     log.warning(
                         "%s holds checkpoints up to step %d that this run has not resumed. They are kept, and a later "
@@ -196,9 +195,7 @@ class CheckpointFolder:
             StateMismatch: The checkpoint belongs to a different model.
             OSError: The folder cannot be read or written.
         """
-        self._prepare()
-        held, reasons = self._held(), list[str]()
-        self._foreign = set(held)  # a script may go on without a state after an error
+        held, reasons = self._prepare(), list[str]()
         usable = self._usable(held, reasons)
         while True:
             rows = torch.zeros(self._ranks, MOST_TAGS, 2, dtype=torch.int64)
@@ -227,13 +224,16 @@ class CheckpointFolder:
 
     # -- called by all ranks together, before the first step or at the first save
 
-    def _prepare(self) -> None:
-        """Find out which ranks share the folder, and remove incomplete saves by earlier processes."""
+    def _prepare(self) -> dict[Tag, Path]:
+        """Find out which ranks share the folder, remove incomplete saves by earlier processes, and return the others.
+
+        These are foreign until they are resumed, because a script may go on without a state after an error.
+        """
         self.wait()
         nonce = self._sum([secrets.randbits(48) if self._rank == 0 else 0])[0]
         self._nonce = f"{nonce:012x}"
         probe = self._folder / f".probe-{self._nonce}-{self._rank}"
-        disk: list[int] = [self._rank]
+        disk, held = [self._rank], dict[Tag, Path]()
         error: OSError | None = None
         try:
             probe.touch()
@@ -252,13 +252,19 @@ class CheckpointFolder:
                         path.unlink(missing_ok=True)
         except OSError as e:
             error = error or e
+        self._sum([0])  # after this, only complete saves exist
+        try:
+            held = self._held()
+            probe.unlink(missing_ok=True)
+        except OSError as e:
+            error = error or e
         failed = self._sum([int(error is not None and rank == self._rank) for rank in range(self._ranks)])
-        probe.unlink(missing_ok=True)
         if error is not None:
             raise error
         if any(failed):
             raise AgentError(f"rank {failed.index(1)} cannot use its folder of checkpoints; see its log")
-        self._disk = disk
+        self._disk, self._foreign = disk, set(held)
+        return held
 
     def _usable(self, held: dict[Tag, Path], reasons: list[str]) -> dict[Tag, dict[int, Part]]:
         """Return the parts of the checkpoints that this rank can load. Append to `reasons` why it cannot load one."""

@@ -116,6 +116,7 @@ class OuterSteps(FaultTolerantOptimizer):
         self._interval = interval
         self._delay = delay
         self._attempts = attempts
+        self._is_under_way = False
         self.internals = InnerSteps(agent)
 
     @property
@@ -140,6 +141,8 @@ class OuterSteps(FaultTolerantOptimizer):
 
     def slot(self) -> tuple[int, int]:
         """Return this rank's index among all ranks of the last outer step's quorum, and the number of these ranks."""
+        self._join()
+        self._agent.internals.last_slot()  # waits for the first quorum, in which a resumed rank may heal
         self._join()
         return self._agent.internals.last_slot()
 
@@ -168,16 +171,25 @@ class OuterSteps(FaultTolerantOptimizer):
         return self._state.inner_steps < self._interval or self._end_outer_step()
 
     def _join(self) -> None:
-        """Before the first inner step, run an outer step without inner steps, in which this rank heals if necessary."""
+        """Before the first inner step, run an outer step without inner steps, in which this rank heals if necessary.
+
+        If the state was copied or saved in an outer step, complete this outer step: begin it again, and end it if all
+        of its inner steps were taken.
+        """
         while self._agent.current_step == 0:
             self._begin_outer_step()
             self._end_outer_step()
+        if self._state.inner_steps >= self._interval - self._delay and not self._is_under_way:
+            self._begin_outer_step()
+            if self._state.inner_steps >= self._interval:
+                self._end_outer_step()
 
     def _begin_outer_step(self) -> None:
         """Begin an outer step. Wait for its quorum, because a healing peer must receive the current state."""
         self._agent.start_quorum()
         step = self._agent.quorum_step
         self._contribute(self._agent.current_step if step is None else step)
+        self._is_under_way = True
 
     @torch.no_grad()
     def _end_outer_step(self) -> bool:
@@ -195,7 +207,7 @@ class OuterSteps(FaultTolerantOptimizer):
             )
         with self._agent.applying() if is_committed else nullcontext():
             self._update_parameters(is_committed)
-        self._state.inner_steps = 0
+        self._state.inner_steps, self._is_under_way = 0, False
         self._agent.internals.call_on_commit()
         return is_committed
 

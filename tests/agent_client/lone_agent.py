@@ -28,6 +28,8 @@ class LoneAgent:
         self.place = (0, 1)
         self.has_quorum = True
         self.last_vote: Any = None
+        self.before_slot: Callable[[], object] = lambda: None
+        """What its first quorum does."""
 
     @property
     def quorum_step(self) -> int | None:
@@ -90,6 +92,8 @@ class LoneAgent:
         return is_committed
 
     def last_slot(self) -> tuple[int, int]:
+        before, self.before_slot = self.before_slot, lambda: None
+        before()
         return self.place
 
 

@@ -1,5 +1,6 @@
 """Work of gloo that never ends by itself: given up once it was aborted, and not before it is safe."""
 
+import os
 import random
 import threading
 import time
@@ -54,6 +55,17 @@ class Trio:
 @pytest.fixture(scope="module")
 def served() -> TCPStore:
     return TCPStore(LOCALHOST, 0, is_master=True, wait_for_workers=False)
+
+
+def test_a_descriptor_that_is_no_socket_any_more_is_not_kept_open(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another thread may open a file under its number in the meantime. An open copy of a pipe would hide its end."""
+    with (tmp_path / "file").open("w") as file:
+        monkeypatch.setattr(gloo, "_descriptors", lambda: {"socket:[1]": file.fileno()})
+        before = os.listdir("/proc/self/fd")
+        assert gloo.store_connections(frozenset(), 1).has_shut_down() is False
+        assert os.listdir("/proc/self/fd") == before
 
 
 def test_an_abort_of_one_at_any_moment_ends_every_rank(served: TCPStore) -> None:

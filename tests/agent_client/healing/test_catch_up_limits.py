@@ -82,6 +82,24 @@ def test_the_batches_of_a_step_that_is_applied_later_are_those_that_its_peers_co
         assert [kept.batches for kept in catch_up.machine.kept_steps] == [machine.batches] == [3]
 
 
+def test_a_kept_gradient_is_no_part_of_a_ddp_bucket() -> None:
+    """With gradient_as_bucket_view, the next step writes into it; a bucket may have a single parameter."""
+    with agent_of() as agent:
+        catch_up = agent.internals.catch_up_for(agent.state.optimizer)
+        assert catch_up is not None
+        catch_up.begin_step()
+        lead = CatchUpPlan(Tag(7, 3), catches_up=True, has_source=True, names=("a", "b"))
+        catch_up.machine.choose_action(lead, Tag(0, 0), "a")
+        buckets = [torch.ones(parameter.numel()) for parameter in agent.state.model.parameters()]
+        for parameter, bucket in zip(agent.state.model.parameters(), buckets, strict=True):
+            parameter.grad = bucket.view(parameter.shape)
+        catch_up.apply()
+        for bucket in buckets:
+            bucket.zero_()
+        [kept] = catch_up.machine.kept_steps
+        assert all(gradient is not None and gradient.all() for gradient in kept.content.gradients)
+
+
 def test_who_is_refused_leaves_nothing_behind() -> None:
     before = sys.excepthook, {thread.name for thread in threading.enumerate()}
     with pytest.raises(ConfigurationError):

@@ -2,6 +2,7 @@
 
 import gc
 import socket
+import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -10,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 
+from agent_client.healing import fetch
 from agent_client.healing.connection import StateUnavailable
 from agent_client.healing.fetch import Fetch
 from agent_client.healing.rules.stripes import TRIES
@@ -171,3 +173,24 @@ class TestCancel:
             fetch.cancel("revoked")
             with pytest.raises(StateUnavailable, match="canceled: revoked"):
                 fetch.run()
+
+
+def test_a_cancel_between_two_pieces_ends_the_reader_without_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    errors: list[threading.ExceptHookArgs] = []
+    checks: list[int] = []
+
+    def check(transfer: Any, source: str, piece: int, real: Any = fetch._Transfer._check_awaited) -> Any:
+        found = real(transfer, source, piece)
+        checks.append(piece)
+        if len(checks) == 2:
+            transfer._requests.cancel("the quorum was revoked")
+            eventually(lambda: not transfer.tensors, "the transfer has ended")
+        return found
+
+    monkeypatch.setattr(threading, "excepthook", errors.append)
+    monkeypatch.setattr(fetch._Transfer, "_check_awaited", check)
+    with serving(STATE) as server, pytest.raises(StateUnavailable, match="the quorum was revoked"):
+        from_first(server.address).run()
+    readers = lambda: [thread for thread in threading.enumerate() if thread.name == "lighthouse stripe"]  # noqa: E731
+    assert eventually(lambda: not readers())
+    assert [(each.exc_type, each.exc_value) for each in errors] == []

@@ -12,6 +12,7 @@ from lighthouse_protocol.limits import MAX_REQUEST_BYTES
 from lighthouse_protocol.messages.incident import EvidenceAsked, SelfReport
 from lighthouse_protocol.messages.membership import Assignment
 from lighthouse_protocol.messages.progress import STEP, ProgressSample
+from lighthouse_protocol.messages.session import Revoked
 from lighthouse_protocol.refusals import Drained, LighthouseError, Unreachable
 from lighthouse_runtime.client.clients import ManagerClient
 from tests.agent_client.manager_client.fake_watch import FakeWatch
@@ -80,6 +81,35 @@ def test_a_rank_that_is_asked_what_it_does_says_first_where_it_is(
     watch.says.put(EvidenceAsked(7))
     reports = [watch.reports.get(timeout=PATIENCE_S) for _ in range(1 if progress is None else 2)]
     assert [type(report) for report in reports] == [ProgressSample, SelfReport][-len(reports) :]
+    link.close()
+
+
+def test_a_watch_that_fails_ends_for_this_rank_too_and_the_next_call_opens_another(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A rank that no longer listened would miss each revocation and answer, and its manager would see it alive."""
+    watches = [FakeWatch(), FakeWatch()]
+    monkeypatch.setattr(ManagerClient, "watch", lambda *_, **__: watches[0])
+    aborts: list[int | None] = []
+
+    def abort(quorum_id: int | None, reason: str) -> None:
+        aborts.append(quorum_id)
+        if quorum_id is not None:
+            raise RuntimeError("NCCL cannot be aborted")
+
+    link = ManagerConnection("127.0.0.1:1", 0, "worker", abort, returns_within_s=0.0)
+    link.ensure_watched()
+    answer = link.watch.send_vote(3, True, 5, wants_next=False, limit_s=PATIENCE_S)
+    failed = watches[0]
+    failed.says.put(Revoked(5, "b is lost"))
+    with pytest.raises(Unreachable, match="the watch has failed: NCCL cannot be aborted"):
+        answer.result(PATIENCE_S)
+    assert failed.is_cancelled.wait(PATIENCE_S)
+    eventually(lambda: aborts == [5, None], "all else is aborted")
+    assert "the watch of this rank failed" in caplog.text
+    del watches[0]
+    link.ensure_watched()
+    assert link.watch.is_open
     link.close()
 
 

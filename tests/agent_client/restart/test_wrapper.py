@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from agent_client.collectives import group_spec
-from agent_client.errors import ConfigurationError
+from agent_client.errors import ConfigurationError, GroupDrained
 from agent_client.restart import rank_thread, wrapper
 from agent_client.restart.store import RestartAbort, State
 from agent_client.restart.wrapper import CallWrapper, Wrapper
@@ -86,13 +86,17 @@ def test_a_function_that_always_raises_ends_the_run_with_its_last_error(variable
     assert (e.value.code, ran) == (130, [0, 1, 2])
 
 
-def test_what_is_not_an_error_of_the_function_passes(variables: pytest.MonkeyPatch) -> None:
-    @Wrapper()
-    def train() -> None:
-        raise SystemExit(3)
+@pytest.mark.parametrize("end", [SystemExit(3), GroupDrained("a leaves: SIGTERM to rank 0")], ids=["exit", "drained"])
+def test_what_is_not_an_error_of_the_function_passes(variables: pytest.MonkeyPatch, end: SystemExit) -> None:
+    """A group that left because of a signal would be back at once."""
 
-    with pytest.raises(SystemExit, match="3"):
+    @Wrapper(max_restarts=1, restart_delay=None)
+    def train() -> None:
+        raise end
+
+    with pytest.raises(SystemExit) as e:
         train()
+    assert e.value is end
 
 
 def test_hooks_and_their_order(variables: pytest.MonkeyPatch) -> None:

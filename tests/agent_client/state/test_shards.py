@@ -10,7 +10,7 @@ from torch import distributed, nn
 from torch.distributed import HashStore
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import fully_shard
-from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
+from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_module
 from torch.distributed.tensor.placement_types import _StridedShard
 
 from agent_client.state.codec import decode, encode
@@ -91,6 +91,20 @@ def test_without_sharded_parameters_everything_passes_through() -> None:
     taken = shards.describe(state)
     assert taken._metadata == state._metadata
     assert all(taken[name] is tensor for name, tensor in state.items())
+
+
+def test_buffers_are_sent_too_and_as_they_were_when_the_step_began(mesh: DeviceMesh) -> None:
+    """torch's distribute_module makes every buffer a DTensor."""
+    models = [distribute_module(nn.Sequential(nn.Linear(6, 5), nn.BatchNorm1d(5)), mesh["tensor"]) for _ in range(2)]
+    source, target = (TrainState(model, torch.optim.SGD(model.parameters(), lr=0.1)) for model in models)
+    source.begin_step()
+    with torch.no_grad():
+        before = [buffer.full_tensor().clone() for buffer in models[0].buffers()]
+        for buffer in models[0].buffers():
+            buffer.add_(1)
+    source.check_sendable()
+    target.load_state_dict(over_the_wire(source.in_place()))
+    assert are_equal([buffer.full_tensor() for buffer in models[1].buffers()], before)
 
 
 def test_what_cannot_be_sent_is_named(mesh: DeviceMesh) -> None:

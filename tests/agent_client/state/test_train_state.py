@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 from torch.optim import lr_scheduler
 
 from agent_client.errors import ConfigurationError
@@ -342,6 +343,53 @@ def test_a_buffer_that_two_modules_share_is_taken_as_it_was_too() -> None:
     before = hash_of(state.snapshot())
     model(torch.randn(8, 4, generator=torch.Generator().manual_seed(0)))
     assert hash_of(state.snapshot()) == before
+
+
+def test_buffers_inside_torch_s_checkpoint_wrapper_are_taken_as_they_were_too() -> None:
+    """state_dict() leaves the wrapper's part out of their names, and named_buffers() does not."""
+    torch.manual_seed(0)
+    wrapped = checkpoint_wrapper(torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.BatchNorm1d(4)))
+    model = torch.nn.Sequential(torch.nn.Linear(4, 4), wrapped)
+    state = TrainState(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    for step in range(2):
+        state.begin_step()
+        before = hash_of(state.snapshot())
+        model(torch.randn(8, 4, generator=torch.Generator().manual_seed(step))).sum().backward()
+        assert hash_of(state.snapshot()) == before
+
+
+class Counting(torch.nn.Module):
+    """Its extra state, not a buffer, counts its forward passes."""
+
+    def __init__(self, seen: object) -> None:
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.ones(1))
+        self.seen: Any = seen
+
+    def forward(self, batch: torch.Tensor) -> torch.Tensor:
+        self.seen["passes"] += 1
+        return batch * self.weight
+
+    def get_extra_state(self) -> Any:
+        return self.seen
+
+    def set_extra_state(self, state: Any) -> None:
+        self.seen = state
+
+
+@pytest.mark.parametrize("first", [0, torch.zeros(2)], ids=["number", "tensor"])
+def test_a_module_s_extra_state_is_taken_as_it_was_too(first: object) -> None:
+    source, target = (torch.nn.Sequential(Counting({"passes": first})) for _ in range(2))
+    state, other = (TrainState(model, torch.optim.SGD(model.parameters(), lr=0.1)) for model in (source, target))
+    for _ in range(2):
+        state.begin_step()
+        before = hash_of(state.snapshot())
+        source(torch.ones(1))
+        received = over_the_wire(state.in_place())
+        assert hash_of(received) == before
+    other.load_state_dict(received)
+    other.begin_step()
+    assert hash_of(other.snapshot()) == before
 
 
 class Tensors:

@@ -164,6 +164,29 @@ class TestOneRank:
             "step-000000000070",
         ]
 
+    def test_a_folder_that_cannot_be_read_at_the_first_save_keeps_those_of_others(
+        self, agent: Agent, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        save(CheckpointFolder(tmp_path, at(agent, 50, 5)))
+        with make_agent(2) as other:
+            checkpoints = CheckpointFolder(tmp_path, at(other, 1, 9))
+            with monkeypatch.context() as patch:
+                patch.setattr(CheckpointFolder, "_held", raising(OSError(errno.EIO, "bad disk")))
+                assert checkpoints.save() is None
+            for step in (2, 3, 4):
+                at(other, step, 9)
+                save(checkpoints)
+        assert [int(name[5:17]) for name in names(tmp_path)] == [3, 4, 50]
+
+    def test_one_with_a_dtype_that_this_torch_lacks_is_named(
+        self, agent: Agent, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        save(CheckpointFolder(tmp_path, at(agent, 1, 1)))
+        known = {name: dtype for name, dtype in files.DTYPES.items() if dtype is not torch.float32}
+        monkeypatch.setattr(files, "DTYPES", known)
+        with make_agent(2) as other, pytest.raises(AgentError, match=r"torch \d[^ ]* has no dtype float32"):
+            CheckpointFolder(tmp_path, other).resume()
+
     def test_a_damaged_one_is_passed_over_by_name(
         self, agent: Agent, tmp_path: Path, caplog: pytest.LogCaptureFixture
     ) -> None:
@@ -594,6 +617,24 @@ class TestGroup:
         (tmp_path / ".removed-step-000000000001-quorum-1-ab").mkdir()
         assert Group([tmp_path, tmp_path]).holds(5)
         assert len(names(tmp_path)) == 1
+
+    def test_a_folder_that_one_rank_cannot_list_stops_all(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        Group([tmp_path, tmp_path]).save(5)
+
+        def list_held(folder: CheckpointFolder, real: Any = CheckpointFolder._held) -> dict[Tag, Path]:
+            if folder._rank == 1:
+                raise OSError(errno.EIO, "bad disk")
+            return real(folder)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(CheckpointFolder, "_held", list_held)
+            other, own = Group([tmp_path, tmp_path]).errors
+        assert isinstance(own, OSError)
+        assert isinstance(other, AgentError)
+        assert "rank 1 cannot use its folder of checkpoints" in str(other)
+        assert Group([tmp_path, tmp_path]).holds(5)
 
     def test_a_disk_that_was_lost_is_named(self, tmp_path: Path) -> None:
         folders = folders_of(tmp_path, 2, is_shared=False)

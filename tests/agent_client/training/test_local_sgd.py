@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from agent_client.state.snapshot import snapshot
 from agent_client.state.train_state import TrainState
 from agent_client.step.rules.world_size import WorldSize, WorldSizeMode
-from agent_client.training.local_sgd import LocalSGD
+from agent_client.training.local_sgd import DiLoCo, LocalSGD
 from agent_client.training.sampler import StepSampler
 from tests.agent_client.lone_agent import LoneAgent, inner_step, model_of, values
 
@@ -24,6 +24,11 @@ def local_sgd(agent: LoneAgent, seed: int = 0, **options: Any) -> tuple[torch.nn
     inner = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     options = {"sync_every": H} | options
     return model, LocalSGD(model, inner, agent, **options)  # type: ignore[arg-type]
+
+
+def diloco(model: torch.nn.Module, inner: torch.optim.Optimizer, **options: Any) -> DiLoCo:
+    outer = torch.optim.SGD(model.parameters(), lr=0.7, momentum=0.9, nesterov=True)
+    return DiLoCo(model, inner, outer, **options)
 
 
 def parameters(model: torch.nn.Module) -> list[list[float]]:
@@ -130,6 +135,63 @@ def test_a_checkpoint_goes_on_in_the_middle_of_the_inner_steps() -> None:
         assert resumed.current_step == optimizer.current_step
         assert inner_step(model, optimizer, H + number) == inner_step(resumed_model, resumed, H + number)
         assert parameters(resumed_model) == parameters(model)
+
+
+class Resumed:
+    """A rank whose state is that of another rank, as it was when an outer step of `kind` began."""
+
+    def __init__(self, kind: Callable[..., LocalSGD | DiLoCo], **options: int) -> None:
+        self.interval = options["sync_every"]
+        self.model, self.optimizer, self.agent = self.build(1, kind, options)
+        copies: list[Any] = []
+        begin = self.agent.start_quorum
+        self.agent.start_quorum = lambda: (copies.append(snapshot(self.agent.state.state_dict())), begin())[1]  # type: ignore[method-assign]
+        self.train(self.model, self.optimizer, range(self.interval))
+        [self.copy] = copies
+        self.resumed_model, self.resumed, self.resumed_agent = self.build(2, kind, options)
+
+    def build(
+        self, seed: int, kind: Callable[..., LocalSGD | DiLoCo], options: dict[str, int]
+    ) -> tuple[torch.nn.Module, LocalSGD | DiLoCo, LoneAgent]:
+        model, agent = model_of(seed), LoneAgent(step=1, mean=plus_one)
+        agent.place = (1, 2)
+        inner = torch.optim.AdamW(model.parameters(), lr=0.1)
+        agent.state = TrainState(model, inner)
+        return model, kind(model, inner, agent=agent, **options), agent
+
+    def train(self, model: torch.nn.Module, optimizer: LocalSGD | DiLoCo, numbers: range) -> list[list[int]]:
+        """Return the batches."""
+        batches, found = iter(StepSampler(50, 2, optimizer)), list[list[int]]()
+        for number in numbers:
+            found.append(next(batches).tolist())
+            inner_step(model, optimizer, number)
+        return found
+
+
+@pytest.mark.parametrize("kind", [LocalSGD, diloco])
+@pytest.mark.parametrize("heals", [True, False], ids=["healed in its first quorum", "from a checkpoint"])
+def test_a_state_that_was_copied_when_an_outer_step_began_completes_that_step(
+    kind: Callable[..., LocalSGD | DiLoCo], heals: bool
+) -> None:
+    """As a supervisor keeps it, or the last checkpoint before a host ends; or a peer sends it to a resumed rank."""
+    it = Resumed(kind, sync_every=H)
+    load = lambda: it.resumed_agent.state.load_state_dict(it.copy)  # noqa: E731
+    if heals:
+        it.resumed_agent.before_slot = load
+    else:
+        load()
+    again = it.train(it.resumed_model, it.resumed, range(H, 3 * H))
+    assert again == it.train(it.model, it.optimizer, range(H, 3 * H))
+    assert it.resumed_agent.current_step == it.agent.current_step == 4
+    assert parameters(it.resumed_model) == parameters(it.model)
+
+
+def test_one_that_was_copied_with_a_delay_takes_the_inner_steps_that_are_left() -> None:
+    it = Resumed(diloco, sync_every=H, delay=1)
+    it.resumed_agent.state.load_state_dict(it.copy)
+    it.train(it.resumed_model, it.resumed, range(H - 1, H))
+    assert it.resumed_agent.asked == it.agent.asked == ["late", "quorum", "vote"]
+    assert parameters(it.resumed_model) == parameters(it.model)
 
 
 def foreign_parameter(agent: LoneAgent) -> object:
