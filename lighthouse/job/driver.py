@@ -206,10 +206,6 @@ class SessionTable(dict[int, Session]):
         if (session := self.get(number)) is not None:
             session.peer.send(message)
 
-    def send_to_sessions(self, numbers: Sequence[int], message: ToManager) -> None:
-        for number in numbers:
-            self.send_to_session(number, message)
-
     def end_session_stream(self, number: int, error: LighthouseError | None, reason: str = "") -> None:
         if (session := self.get(number)) is None:
             return
@@ -527,13 +523,10 @@ class JobDriver(MachineDriver[QuorumEvent, QuorumEffect]):
 
     def status(self, *, has_ranks: bool = False) -> JobStatus:
         """Return the job's status. If `has_ranks`, include the progress of every rank and the timeline."""
-        verdict, now, incidents = (
-            self.progress.verdict(),
-            self._clock(),
-            self._incident_registry.newest_summaries(self.job),
-        )
+        verdict, now = self.progress.verdict(), self._clock()
+        incidents = self._incident_registry.newest_summaries(self.job)
         ranks = self.progress.ranks() if has_ranks else ()
-        timeline = self._timeline.timeline.entries if has_ranks else ()
+        timeline = self._timeline.entries if has_ranks else ()
         rate, progress = self._samples.steps_per_s(self._levels(), now), self.progress
         status = job_status(
             self.job, self.machine, now, verdict, ranks, timeline, incidents, progress.heals, progress.known.data, rate
@@ -553,7 +546,7 @@ class JobDriver(MachineDriver[QuorumEvent, QuorumEffect]):
         return levels_of(self.machine.job, ranks, self.account.goodput(self._clock()))
 
     def add_timeline_entry(self, kind: TimelineKind, replica_ids: Sequence[str], text: str) -> None:
-        self._timeline.timeline.add_entry(self._wall(), kind, replica_ids, text)
+        self._timeline.add_entry(self._wall(), kind, replica_ids, text)
 
     def handle_verdict(self, verdict: StallVerdict | None) -> None:
         """Handle a new stall verdict, or the end of a stall (None)."""
@@ -685,7 +678,8 @@ class JobDriver(MachineDriver[QuorumEvent, QuorumEffect]):
             case Welcomed(session, welcome):
                 self._sessions.send_to_session(session, welcome)
             case Ordered(order, sessions):
-                self._sessions.send_to_sessions(sessions, order)
+                for session in sessions:
+                    self._sessions.send_to_session(session, order)
                 log_order(self.job, order)
             case JournalOutdated():
                 log_journal_outdated(self.job, effect)

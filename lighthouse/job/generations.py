@@ -100,18 +100,13 @@ def _eligible(members: list[Rank], terms: RunTerms, running: Set[RankId]) -> lis
     return [member for member in ready if member.host not in torn]
 
 
-def next_number(current: int, stride: int, *, is_process_restart: bool) -> int:
-    """Return the number after `current`. After a process restart, this is the next multiple of `stride`."""
-    return (current // stride + 1) * stride if is_process_restart else current + 1
-
-
 def advance(counters: RunCounters, stride: int, *, is_process_restart: bool, after_incident: bool) -> RunCounters:
-    """Return the counters for the next generation.
+    """Return the counters for the next generation. After a process restart, its number is a multiple of `stride`.
 
     `ranks_restarts` counts the incidents from which the run has recovered since the last process restart.
     `job_restarts` stays the same: `RestartLog` increments it when an incident begins.
     """
-    number = next_number(counters.number, stride, is_process_restart=is_process_restart)
+    number = (counters.number // stride + 1) * stride if is_process_restart else counters.number + 1
     begins = is_process_restart or stride == 1 or counters.number < 0
     return replace(
         counters,
@@ -119,13 +114,6 @@ def advance(counters: RunCounters, stride: int, *, is_process_restart: bool, aft
         global_iteration=number if begins else counters.global_iteration,
         ranks_restarts=0 if is_process_restart else counters.ranks_restarts + after_incident,
     )
-
-
-def learn(counters: RunCounters, seen: int, stride: int) -> RunCounters:
-    """Return the counters, with the generation number raised to `seen` if a rank has seen a higher one."""
-    if seen <= counters.number:
-        return counters
-    return replace(counters, number=seen, global_iteration=max(counters.global_iteration, seen // stride * stride))
 
 
 RESTARTS_KEPT = 16  # late reports may still explain these; the incident archive keeps all restarts
@@ -182,8 +170,9 @@ class RestartLog:
 
     def skip_seen_numbers(self, seen: int | None, stride: int) -> None:
         """Make all later generation numbers exceed `seen`, the highest number that a rank has received, if any."""
-        if seen is not None:
-            self.counters = learn(self.counters, seen, stride)
+        if seen is not None and seen > self.counters.number:
+            iteration = max(self.counters.global_iteration, seen // stride * stride)
+            self.counters = replace(self.counters, number=seen, global_iteration=iteration)
 
     def begin_restart(self, number: int, cause: str, at: float, lost: tuple[RankId, ...], *, is_fault: bool) -> None:
         """Begin a restart because generation `number` broke. `is_fault` is False if it broke only to admit a rank."""

@@ -268,22 +268,6 @@ class RunEvidence:
         round_.deliver(EvidenceDone(round_.number))
 
 
-class RateLimit:
-    """Limits the rate of an action. `what` describes the action in the error."""
-
-    def __init__(self, what: str, per_s: float, at_once: int) -> None:
-        self._what = what
-        self._bucket = TokenBucket(per_s, at_once)
-
-    def count_use(self, now: float) -> None:
-        """Count one use of the action. Raise LimitReached instead if the limit is reached."""
-        if not self._bucket.try_take(now):
-            at_once, per_s = self._bucket.at_once, self._bucket.per_s
-            raise LimitReached(
-                f"{self._what}: at most {at_once:g} at once and {per_s:g} a second are taken; try again later"
-            )
-
-
 NOTED_WITHIN_S = 0.2
 NOTES_SHARE = 0.05  # maximum share of the event loop's time for notes
 # A durable write blocks the loop for a millisecond or more. All ranks may write at once when a generation begins.
@@ -328,7 +312,7 @@ class RunDriver(MachineDriver[events.RunEvent, events.RunEffect]):
         self._owner = owner
         self._note_timer = DeadlineTimer(self._write_due_notes, ports.timers)
         self._noted_after_s = NOTED_WITHIN_S
-        self._key_writes = RateLimit("keys written for one run", KEY_WRITES_PER_S, KEY_WRITES_AT_ONCE)
+        self._key_writes = TokenBucket(KEY_WRITES_PER_S, KEY_WRITES_AT_ONCE)
         self._ranks = RankStreams()
         self._evidence = RunEvidence(ports.timers, lambda ranks, asked: self._ranks.send_to_ranks(tuple(ranks), asked))
         self._supervisors = Streams[supervisor.SupervisorHello, supervisor.ToSupervisor]()
@@ -501,7 +485,11 @@ class RunDriver(MachineDriver[events.RunEvent, events.RunEffect]):
             raise NotPermitted(
                 f"slot: only ranks of run {self.run_id} set its keys, and this caller is not the rank of slot {slot}"
             )
-        self._key_writes.count_use(self._clock())
+        if not self._key_writes.try_take(self._clock()):
+            raise LimitReached(
+                f"keys written for one run: at most {KEY_WRITES_AT_ONCE:g} at once and {KEY_WRITES_PER_S:g} a second "
+                "are taken; try again later"
+            )
         row = self.machine.keys.put_row(generation, kind, name, value)
         with self._ports.guarded():
             self._store.commit_key(self.name, row)
