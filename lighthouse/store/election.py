@@ -29,7 +29,6 @@ from lighthouse.store.leadership import (
 )
 from lighthouse.store.records import after_prefix
 from lighthouse_protocol.refusals import LighthouseError, NotLeader
-from lighthouse_runtime import log_event
 from lighthouse_runtime.log_event import event
 from lighthouse_runtime.ports import Timers
 from lighthouse_runtime.server.streams import OutputGate
@@ -92,20 +91,18 @@ class LeadershipDriver:
         self._timer = DeadlineTimer(self.tick, timers)
         self._has_failed = False
 
-    def start(self) -> None:
-        self.tick()
-
-    def feed(self, event: events.Event) -> None:
-        if isinstance(event, events.RequestFailed):
+    def feed(self, told: events.Event) -> None:
+        if isinstance(told, events.RequestFailed):
             if not self._has_failed:
-                log.warning("store: %s", event.reason, extra=log_event.event("store_unavailable"))
+                log.warning("store: %s", told.reason, extra=event("store_unavailable"))
             self._has_failed = True
-        elif self._has_failed and not isinstance(event, events.WriteRefused | events.Resigned):
+        elif self._has_failed and not isinstance(told, events.WriteRefused | events.Resigned):
             self._has_failed = False
-            log.info("store: available again", extra=log_event.event("store_available"))
-        self._perform(self.candidate.handle(event, self._clock()))
+            log.info("store: available again", extra=event("store_available"))
+        self._perform(self.candidate.handle(told, self._clock()))
 
     def tick(self) -> None:
+        """Let the candidate act on the time. Call this once at the start; afterwards a timer calls it."""
         self._perform(self.candidate.tick(self._clock()))
 
     def refusal(self) -> NotLeader | None:
@@ -127,24 +124,16 @@ class LeadershipDriver:
         for effect in effects:
             match effect:
                 case events.LeadershipBegan(term, revision):
-                    log.info(
-                        "this lighthouse leads, in term %d", term, extra=log_event.event("leadership_began", term=term)
-                    )
+                    log.info("this lighthouse leads, in term %d", term, extra=event("leadership_began", term=term))
                     self._host.leadership_began(term, revision)
                 case events.LeadershipEnded(reason):
-                    log.warning(
-                        "this lighthouse no longer leads: %s", reason, extra=log_event.event("leadership_ended")
-                    )
+                    log.warning("this lighthouse no longer leads: %s", reason, extra=event("leadership_ended"))
                     self._host.leadership_ended(reason)
                 case events.LeaderChanged(leader):
                     if leader is not None:
-                        fields = log_event.event("leader_changed", leader=leader.address, term=leader.term)
-                        log.info(
-                            "this lighthouse follows %s, which leads in term %d",
-                            leader.address,
-                            leader.term,
-                            extra=fields,
-                        )
+                        fields = event("leader_changed", leader=leader.address, term=leader.term)
+                        text = "this lighthouse follows %s, which leads in term %d"
+                        log.info(text, leader.address, leader.term, extra=fields)
                     self._host.leader_changed(leader)
                 case _:
                     self._host.send(effect)
@@ -190,7 +179,7 @@ class SharedStore:
         self._driver = LeadershipDriver(self._config, timers, self)
         await self._client.open()
         self._writer = asyncio.create_task(self._write(), name="etcd writer")
-        self._driver.start()
+        self._driver.tick()
 
     async def stop(self) -> None:
         """Write all queued records and revoke the lease, so that another lighthouse can become the leader at once."""
