@@ -11,15 +11,21 @@ from tests.lighthouse.store.shared_store import Race
 OTHER = Leader("other", "b:1", "b:2", 7)
 
 
-def leading(now: float = 0.0) -> Candidate:
-    candidate = Candidate(CandidateConfig("me"), now)
-    assert candidate.tick(now) == (leadership.ReadLeader(1),)
-    assert candidate.handle(leadership.LeaderRead(1, None), now) == (leadership.GrantLease(2, 3.0),)
-    assert candidate.handle(leadership.LeaseGranted(2, 99, 3.0), now) == (leadership.Claim(3, 99),)
-    assert candidate.handle(leadership.ClaimWon(3, 41, 5), now) == (leadership.LoadRecords(4),)
-    assert not candidate.may_act(now)
-    assert candidate.handle(leadership.RecordsLoaded(4), now) == (leadership.LeadershipBegan(5, 41),)
-    assert candidate.may_act(now)
+def campaigning(granted_at: float = 0.0) -> Candidate:
+    """A candidate that has asked for lease 99 at 0 s, and claims the key under it."""
+    candidate = Candidate(CandidateConfig("me"), 0.0)
+    assert candidate.tick(0.0) == (leadership.ReadLeader(1),)
+    assert candidate.handle(leadership.LeaderRead(1, None), 0.0) == (leadership.GrantLease(2, 3.0),)
+    assert candidate.handle(leadership.LeaseGranted(2, 99, 3.0), granted_at) == (leadership.Claim(3, 99),)
+    return candidate
+
+
+def leading() -> Candidate:
+    candidate = campaigning()
+    assert candidate.handle(leadership.ClaimWon(3, 41, 5), 0.0) == (leadership.LoadRecords(4),)
+    assert not candidate.may_act(0.0)
+    assert candidate.handle(leadership.RecordsLoaded(4), 0.0) == (leadership.LeadershipBegan(5, 41),)
+    assert candidate.may_act(0.0)
     return candidate
 
 
@@ -44,10 +50,7 @@ def test_without_a_renewal_it_stops_at_two_thirds_of_the_lease_whoever_asks_firs
 
 
 def test_the_first_lease_counts_from_its_request_too() -> None:
-    candidate = Candidate(CandidateConfig("me"), 0.0)
-    candidate.tick(0.0)
-    candidate.handle(leadership.LeaderRead(1, None), 0.0)
-    candidate.handle(leadership.LeaseGranted(2, 99, 3.0), 1.0)
+    candidate = campaigning(granted_at=1.0)
     candidate.handle(leadership.ClaimWon(3, 41, 5), 1.1)
     assert candidate.handle(leadership.RecordsLoaded(4), 1.2) == (leadership.LeadershipBegan(5, 41),)
     assert candidate.may_act(1.99)
@@ -101,20 +104,14 @@ def test_a_write_that_is_refused_ends_it_at_once() -> None:
 
 
 def test_a_claim_without_an_answer_is_given_up_with_its_lease() -> None:
-    candidate = Candidate(CandidateConfig("me"), 0.0)
-    candidate.tick(0.0)
-    candidate.handle(leadership.LeaderRead(1, None), 0.0)
-    candidate.handle(leadership.LeaseGranted(2, 99, 3.0), 0.0)
+    candidate = campaigning()
     assert candidate.handle(leadership.RequestFailed(3, "no answer"), 1.0) == (leadership.RevokeLease(99),)
     assert candidate.handle(leadership.ClaimWon(3, 41, 5), 1.1) == (), "the late answer is of a claim that is given up"
     assert candidate.status(1.1).role is Role.FOLLOWING
 
 
 def test_a_campaign_ends_where_a_request_is_never_answered() -> None:
-    candidate = Candidate(CandidateConfig("me"), 0.0)
-    candidate.tick(0.0)
-    candidate.handle(leadership.LeaderRead(1, None), 0.0)
-    candidate.handle(leadership.LeaseGranted(2, 99, 3.0), 0.0)
+    candidate = campaigning()
     candidate.handle(leadership.ClaimWon(3, 41, 5), 0.2)
     for number in range(6):  # all renewals are answered
         now = candidate.deadline()
