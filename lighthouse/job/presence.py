@@ -18,7 +18,6 @@ import math
 from collections.abc import Collection, Iterable, Iterator
 
 from lighthouse.job import events
-from lighthouse.job.events import ConnectionsCut, MemberDraining, MemberLeft, MemberLost
 from lighthouse.job.records import Group, Kind, Membership
 from lighthouse.job.roster import Job, identity_error, is_reborn, refusal, unreachable_groups
 from lighthouse.job.standing import ResendQuorum
@@ -179,7 +178,7 @@ class MassSilence:
         held = [m for m in members if m.burst == self._burst and m.closes_at is not None]
         for member in held:
             self._job.await_reconnect(member, until, now)
-        self._job.emit(ConnectionsCut(tuple(sorted(m.replica_id for m in held)), self._lease_s))
+        self._job.emit(events.ConnectionsCut(tuple(sorted(m.replica_id for m in held)), self._lease_s))
 
     def _members_before_burst(self) -> tuple[list[Group], list[Group]]:
         """Return the members that had a session before the burst, and the disconnected ones among them."""
@@ -381,7 +380,7 @@ class Presence:
         if old is not None and is_reborn(participant, old):
             reason = "its ranks have restarted"
             if old.is_alive:
-                self._job.emit(MemberLost(old.replica_id, self._quorum_lost_with(old), reason))
+                self._job.emit(events.MemberLost(old.replica_id, self._quorum_lost_with(old), reason))
             self._send_order(self.standing.handle_member_loss(old.replica_id, old.incarnation, reason))
             if session is not None and session == old.session:
                 self.standing.end_lease(old.replica_id, old.incarnation)
@@ -471,7 +470,7 @@ class Presence:
         if member is None or member.session != event.session:
             return
         self._drop_join(member, now)
-        self._job.emit(MemberLeft(member.replica_id))
+        self._job.emit(events.MemberLeft(member.replica_id))
         self._send_order(self.standing.handle_member_leave(member.replica_id, member.incarnation))
         self._job.remove_group(member)
         self._leaving.append(event.session)
@@ -642,7 +641,7 @@ class Presence:
                 self._job.members[name].has_finished = True
                 self.job_end.finished_step = max(self.job_end.finished_step or 0, levels.held.granted + 1)
         if levels.drains and not member.drains:
-            self._job.emit(MemberDraining(name))
+            self._job.emit(events.MemberDraining(name))
         if levels.drains != member.drains:
             member.drains = levels.drains
             self._job.update_counts(member)
@@ -661,9 +660,9 @@ class Presence:
         self._drop_join(member, now)
         quorum_id = self._quorum_lost_with(member)
         if reason == LEFT:
-            self._job.emit(MemberLeft(member.replica_id))
+            self._job.emit(events.MemberLeft(member.replica_id))
         elif reason != STARTING or quorum_id is not None:
-            self._job.emit(MemberLost(member.replica_id, quorum_id, reason))
+            self._job.emit(events.MemberLost(member.replica_id, quorum_id, reason))
         self._job.mark_down(member, reason)
         if reason != LEFT:
             self._send_order(self.standing.handle_member_loss(member.replica_id, member.incarnation, reason))

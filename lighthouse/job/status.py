@@ -10,15 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
 
-from lighthouse.job.events import (
-    MemberDraining,
-    MemberJoined,
-    MemberLeft,
-    MemberLost,
-    MemberReturned,
-    QuorumEffect,
-    QuorumFormed,
-)
+from lighthouse.job import events
 from lighthouse.job.forming import QuorumMachine, stragglers
 from lighthouse.job.progress import Grid, RunRank, grid_of
 from lighthouse.job.records import Group, Heal, Kind, QuorumConfig, Rank, RunName, SavedRun, Verdict
@@ -295,23 +287,23 @@ class TimelineWriter(Timeline):
         super().__init__()
         self._job = job
 
-    def add_effects(self, effects: Sequence[QuorumEffect], at_unix_s: float) -> None:
+    def add_effects(self, effects: Sequence[events.QuorumEffect], at_unix_s: float) -> None:
         """Add timeline entries for effects that the machine has returned."""
         for effect in effects:
             match effect:
-                case MemberJoined(replica_id):
+                case events.MemberJoined(replica_id):
                     self.add_entry(at_unix_s, TimelineKind.JOINED, (replica_id,))
-                case MemberReturned(replica_id, text):
+                case events.MemberReturned(replica_id, text):
                     self.add_entry(at_unix_s, TimelineKind.JOINED, (replica_id,), text)
-                case MemberLost(replica_id, _, reason):
+                case events.MemberLost(replica_id, _, reason):
                     self._end_heal(replica_id)
                     self.add_entry(at_unix_s, TimelineKind.LOST, (replica_id,), reason)
-                case MemberLeft(replica_id):
+                case events.MemberLeft(replica_id):
                     self._end_heal(replica_id)
                     self.add_entry(at_unix_s, TimelineKind.LEFT, (replica_id,))
-                case MemberDraining(replica_id):
+                case events.MemberDraining(replica_id):
                     self.add_entry(at_unix_s, TimelineKind.DRAINED, (replica_id,))
-                case QuorumFormed():
+                case events.QuorumFormed():
                     self._add_quorum(effect.quorum, at_unix_s, is_new=effect.is_new)
                 case _:
                     pass
