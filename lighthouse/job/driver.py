@@ -580,7 +580,7 @@ class JobDriver(MachineDriver[events.QuorumEvent, events.QuorumEffect]):
     def _now(self) -> float:
         """Return the time. If this host is busy while closed connections are judged, first report `HostBusy`."""
         now = self._clock()
-        if self.machine.is_judging_closings(now) and self._ports.is_busy():
+        if self.machine.presence.silence.is_judging(now) and self._ports.is_busy():
             self._perform(self.machine.handle(events.HostBusy(), now), now)
         return now
 

@@ -92,7 +92,10 @@ class MassSilence:
         self._closings_held_until = max(self._closings_held_until, now + CLOSINGS_HELD_S) + by_s
 
     def is_judging(self, now: float) -> bool:
-        """Return whether the next tick decides if recently disconnected members are lost (`postpone_judgement`)."""
+        """Return whether the next event or tick decides if recently disconnected members are lost.
+
+        If the host is overloaded, the caller must report `HostBusy` first, which may postpone the decision.
+        """
         due_at = self._job.next_timeout_at()
         return not self._is_judged and due_at is not None and due_at <= now and self._judge_at <= now
 
@@ -357,9 +360,9 @@ class Presence:
             return _drained_error(event.participant.replica_id)
         if error is not None or self.job_end.step is None:
             return error
-        return self.job_end.check_late_group(event.participant, self._other_live_groups(event.participant.replica_id))
+        return self.job_end.check_late_group(event.participant, self.live_groups(event.participant.replica_id))
 
-    def _other_live_groups(self, replica_id: str) -> Iterator[str]:
+    def live_groups(self, replica_id: str = "") -> Iterator[str]:
         """Yield the live groups other than `replica_id`, excluding those that have left or only sent heartbeats."""
         for member in self._job.groups.values():
             if member.replica_id != replica_id and member.is_alive and not member.is_reported and member.down != LEFT:
@@ -369,7 +372,7 @@ class Presence:
         """Refuse the pending joins of groups that are too late (`JobEnd`). Call this when the job ends."""
         for member in list(self.joins):
             assert member.participant is not None
-            late = self.job_end.check_late_group(member.participant, self._other_live_groups(member.replica_id))
+            late = self.job_end.check_late_group(member.participant, self.live_groups(member.replica_id))
             if late is not None and member.call is not None:
                 self._job.emit(events.JoinRefused(member.call, late))
                 self._drop_join(member, now)
