@@ -80,7 +80,7 @@ class LighthouseDaemon:
         self._is_ready = False
         self._memory = config.memory()
         etcd = config.etcd_client()
-        self._shared = None if etcd is None else SharedStore(etcd, config.store_ttl_s, self)
+        self._shared = None if etcd is None else SharedStore(etcd, config.store_ttl_s, self.lead, self.follow)
         folder = config.incident_folder(self._memory)
         self._ledger = None if folder is None else LedgerFiles(folder)
         files = None if folder is None else IncidentFiles(folder)

@@ -9,7 +9,7 @@ import asyncio
 import dataclasses
 import logging
 import secrets
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from lighthouse.store import etcd_client as etcd
@@ -60,18 +60,6 @@ class CandidateHost(Protocol):
 
     def leader_changed(self, leader: Leader | None) -> None:
         """Handle a change of leader. `leader` is None if no other lighthouse is known to lead."""
-        ...
-
-
-class ElectionListener(Protocol):
-    """Receives the results of leader elections."""
-
-    def lead(self) -> None:
-        """Start serving as the leader. The records are already loaded."""
-        ...
-
-    def follow(self, refusal: NotLeader) -> None:
-        """Stop serving, and refuse all callers with `refusal`."""
         ...
 
 
@@ -149,12 +137,15 @@ class SharedStore:
     Args:
         client: Client for the cluster, not yet open.
         ttl_s: The lease's duration in seconds.
-        listener: Starts and stops serving callers.
+        lead: Starts serving as the leader. The records are already loaded.
+        follow: Stops serving, and refuses all callers with the given error.
     """
 
-    def __init__(self, client: EtcdClient, ttl_s: float, listener: ElectionListener) -> None:
+    def __init__(
+        self, client: EtcdClient, ttl_s: float, lead: Callable[[], None], follow: Callable[[NotLeader], None]
+    ) -> None:
         self._client = client
-        self._listener = listener
+        self._lead, self._follow = lead, follow
         self.gate = OutputGate(self.refusal)
         self.records = EtcdStore(client.address.prefix, self._wake, self.gate.hold)
         self._config = CandidateConfig(secrets.token_hex(8), ttl_s)
@@ -216,13 +207,13 @@ class SharedStore:
 
     def leadership_began(self, term: int, revision: int) -> None:
         self.records.begin(term, revision)
-        self._listener.lead()
+        self._lead()
 
     def leadership_ended(self, reason: str) -> None:
         self.records.end()
         refusal = self.refusal() or NotLeader(reason)
         self.gate.drop(refusal)
-        self._listener.follow(refusal)
+        self._follow(refusal)
 
     def leader_changed(self, leader: Leader | None) -> None:
         if leader is not None and (text := difference(self._me, leader)):
