@@ -12,36 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
-from lighthouse.job.events import (
-    ConnectionsCut,
-    GridChanged,
-    HeartbeatAnswered,
-    HeartbeatReceived,
-    HostBusy,
-    JobEnded,
-    Joined,
-    JoinRefused,
-    JournalOutdated,
-    Left,
-    MemberDraining,
-    MemberForgotten,
-    MemberJoined,
-    MemberLeft,
-    MemberLost,
-    MemberReturned,
-    NewcomersChanged,
-    Ordered,
-    QuorumEffect,
-    QuorumEvent,
-    QuorumFormed,
-    QuorumResent,
-    SessionEnded,
-    SessionHeartbeatReceived,
-    SessionOpened,
-    SessionRefused,
-    Welcomed,
-    Withdrawn,
-)
+from lighthouse.job import events
 from lighthouse.job.forming import Decision, QuorumMachine, peers_pending
 from lighthouse.job.incident_driver import IncidentDriver, IncidentRegistry, JobAccount, ProgressDriver
 from lighthouse.job.log import VerdictLog, log_cut, log_end, log_journal_outdated, log_order, log_quorum
@@ -206,10 +177,6 @@ class SessionTable(dict[int, Session]):
         if (session := self.get(number)) is not None:
             session.peer.send(message)
 
-    def send_to_sessions(self, numbers: Sequence[int], message: ToManager) -> None:
-        for number in numbers:
-            self.send_to_session(number, message)
-
     def end_session_stream(self, number: int, error: LighthouseError | None, reason: str = "") -> None:
         if (session := self.get(number)) is None:
             return
@@ -257,11 +224,11 @@ class WorldBroadcast:
             self._waiting_for = waiting_for
             self.schedule_send()
 
-    def note_effects(self, effects: Sequence[QuorumEffect]) -> None:
+    def note_effects(self, effects: Sequence[events.QuorumEffect]) -> None:
         """Schedule an update if any of the machine's effects may change the `World` message."""
         for effect in effects:
-            self._has_grid_changed |= isinstance(effect, GridChanged)
-            self._has_changed |= isinstance(effect, GridChanged | NewcomersChanged | QuorumFormed)
+            self._has_grid_changed |= isinstance(effect, events.GridChanged)
+            self._has_changed |= isinstance(effect, events.GridChanged | events.NewcomersChanged | events.QuorumFormed)
         self.schedule_send()
 
     def schedule_send(self) -> None:
@@ -325,7 +292,7 @@ def world_of(machine: QuorumMachine, grid: Grid, waiting_for: str = "") -> World
     )
 
 
-class JobDriver(MachineDriver[QuorumEvent, QuorumEffect]):
+class JobDriver(MachineDriver[events.QuorumEvent, events.QuorumEffect]):
     """Drives the `QuorumMachine` of one job. Holds the job's sessions, pending joins, progress and incidents."""
 
     def __init__(
@@ -375,28 +342,28 @@ class JobDriver(MachineDriver[QuorumEvent, QuorumEffect]):
         `reply` receives the quorum or an error, at the latest shortly before `time_left_s` has passed.
         """
         call = next(self._numbers)
-        self._add_request(Joined(call, participant, self._clock() + time_left_s), time_left_s, reply)
+        self._add_request(events.Joined(call, participant, self._clock() + time_left_s), time_left_s, reply)
         return call
 
     def cancel_request(self, call: int) -> None:
         """Cancel a request for a quorum. Do nothing if it has been answered."""
         if (replica_id := self._waiting.drop_call(call)) is not None:
-            self._feed(Withdrawn(replica_id, call))
+            self._feed(events.Withdrawn(replica_id, call))
 
-    def _add_request(self, joined: Joined, time_left_s: float, reply: Reply[Answer]) -> None:
+    def _add_request(self, joined: events.Joined, time_left_s: float, reply: Reply[Answer]) -> None:
         give_up_in_s = time_left_s - answer_margin_s(time_left_s)
         limit = self._ports.timers.call_later(give_up_in_s, self._expire_request, joined, time_left_s)
         self._waiting.add_call(joined.call, joined.participant.replica_id, reply, limit)
         self._feed(joined)
 
-    def _expire_request(self, joined: Joined, time_left_s: float) -> None:
+    def _expire_request(self, joined: events.Joined, time_left_s: float) -> None:
         reason = f"{self.machine.decision.verdict}: {explain(self.machine, self._clock())}"
         self._waiting.refuse_call(joined.call, DeadlinePassed(f"no quorum within {time_left_s:.3g} s: {reason}"))
         with FROM_TIMER:
-            self._feed(Withdrawn(joined.participant.replica_id, joined.call))
+            self._feed(events.Withdrawn(joined.participant.replica_id, joined.call))
 
     def receive_heartbeat_call(self, replica_id: str, incarnation: str) -> None:
-        self._feed(HeartbeatReceived(replica_id, incarnation))
+        self._feed(events.HeartbeatReceived(replica_id, incarnation))
 
     def open_session(self, hello: Hello, peer: Peer[ToManager]) -> int:
         """Open a session for a manager and return the session's number."""
@@ -404,7 +371,7 @@ class JobDriver(MachineDriver[QuorumEvent, QuorumEffect]):
         self._sessions[number] = Session(peer, hello.participant.replica_id)
         self._worlds.add_receiver(number)
         self._opening = number
-        self._feed(SessionOpened(number, hello))
+        self._feed(events.SessionOpened(number, hello))
         if self._opening:  # it was not refused
             self._take_notice(hello.participant.replica_id, None)  # a manager repeats a notice that is still valid
             self._add_report(hello.participant.replica_id, hello.levels)
@@ -417,7 +384,7 @@ class JobDriver(MachineDriver[QuorumEvent, QuorumEffect]):
             return
         match message:
             case Heartbeat():
-                self._feed(SessionHeartbeatReceived(number, message))
+                self._feed(events.SessionHeartbeatReceived(number, message))
                 self._timeline.check_heal(session.replica_id, self._wall())
                 self._add_report(session.replica_id, message.levels)
                 if message.progress is not None:
@@ -426,15 +393,15 @@ class JobDriver(MachineDriver[QuorumEvent, QuorumEffect]):
             case JoinRequest(join, participant, time_left_s, holds):
                 older, replica_id = session.join, self._waiting.drop_call(session.join)  # replaced by the newer join
                 session.join, session.reply = next(self._numbers), SessionReply(session.peer, join, holds)
-                joined = Joined(session.join, participant, self._clock() + time_left_s, number)
+                joined = events.Joined(session.join, participant, self._clock() + time_left_s, number)
                 self._add_request(joined, time_left_s, session.reply)
                 if older is not None and replica_id is not None:
-                    self._feed(Withdrawn(replica_id, older))  # never answered, even if the newer is refused
+                    self._feed(events.Withdrawn(replica_id, older))  # never answered, even if the newer is refused
             case WithdrawRequest(join):
                 if session.join is not None and session.reply == SessionReply(session.peer, join):
                     self.cancel_request(session.join)
             case Leave():
-                self._feed(Left(number))
+                self._feed(events.Left(number))
             case PreemptionReport(notice):
                 self._take_notice(session.replica_id, notice)
             case Evidence() | EvidenceDone():
@@ -457,7 +424,7 @@ class JobDriver(MachineDriver[QuorumEvent, QuorumEffect]):
         session = self._sessions.pop(number, None)
         if session is not None:
             self._waiting.drop_call(session.join)
-            self._feed(SessionEnded(number))
+            self._feed(events.SessionEnded(number))
 
     def send_to_member(self, member: Group, message: ToManager) -> bool:
         """Send a message on the member's session. Return False if the member has no open session."""
@@ -527,13 +494,10 @@ class JobDriver(MachineDriver[QuorumEvent, QuorumEffect]):
 
     def status(self, *, has_ranks: bool = False) -> JobStatus:
         """Return the job's status. If `has_ranks`, include the progress of every rank and the timeline."""
-        verdict, now, incidents = (
-            self.progress.verdict(),
-            self._clock(),
-            self._incident_registry.newest_summaries(self.job),
-        )
+        verdict, now = self.progress.verdict(), self._clock()
+        incidents = self._incident_registry.newest_summaries(self.job)
         ranks = self.progress.ranks() if has_ranks else ()
-        timeline = self._timeline.timeline.entries if has_ranks else ()
+        timeline = self._timeline.entries if has_ranks else ()
         rate, progress = self._samples.steps_per_s(self._levels(), now), self.progress
         status = job_status(
             self.job, self.machine, now, verdict, ranks, timeline, incidents, progress.heals, progress.known.data, rate
@@ -553,7 +517,7 @@ class JobDriver(MachineDriver[QuorumEvent, QuorumEffect]):
         return levels_of(self.machine.job, ranks, self.account.goodput(self._clock()))
 
     def add_timeline_entry(self, kind: TimelineKind, replica_ids: Sequence[str], text: str) -> None:
-        self._timeline.timeline.add_entry(self._wall(), kind, replica_ids, text)
+        self._timeline.add_entry(self._wall(), kind, replica_ids, text)
 
     def handle_verdict(self, verdict: StallVerdict | None) -> None:
         """Handle a new stall verdict, or the end of a stall (None)."""
@@ -599,16 +563,16 @@ class JobDriver(MachineDriver[QuorumEvent, QuorumEffect]):
 
     # -- feed and perform
 
-    def _feed(self, event: QuorumEvent) -> None:
+    def _feed(self, event: events.QuorumEvent) -> None:
         super()._feed(event)
         match event:
             case _ if self._is_closed:
                 pass
-            case SessionEnded(session):
+            case events.SessionEnded(session):
                 self.incidents.end_session_rounds(session)
-            case Joined(_, participant):
+            case events.Joined(_, participant):
                 self.incidents.handle_participant(participant)
-            case SessionHeartbeatReceived(_, beat) if beat.levels.held is not None:
+            case events.SessionHeartbeatReceived(_, beat) if beat.levels.held is not None:
                 self.incidents.handle_grant(beat.levels.held)
             case _:
                 pass
@@ -616,44 +580,44 @@ class JobDriver(MachineDriver[QuorumEvent, QuorumEffect]):
     def _now(self) -> float:
         """Return the time. If this host is busy while closed connections are judged, first report `HostBusy`."""
         now = self._clock()
-        if self.machine.is_judging_closings(now) and self._ports.is_busy():
-            self._perform(self.machine.handle(HostBusy(), now), now)
+        if self.machine.presence.silence.is_judging(now) and self._ports.is_busy():
+            self._perform(self.machine.handle(events.HostBusy(), now), now)
         return now
 
-    def _perform(self, effects: Sequence[QuorumEffect], now: float) -> None:
+    def _perform(self, effects: Sequence[events.QuorumEffect], now: float) -> None:
         for effect in effects:
             self._perform_one(effect)
         if self.machine.decision is self._decision:  # the machine has only acknowledged a heartbeat
             return
         self._decision = self.machine.decision
-        news = [effect for effect in effects if not isinstance(effect, HeartbeatAnswered)]
+        news = [effect for effect in effects if not isinstance(effect, events.HeartbeatAnswered)]
         if news:
             self._timeline.add_effects(news, self._wall())
         ledger, groups = self._incident_registry.ledger, self.machine.job.groups
         for effect in news:
             match effect:
-                case MemberJoined(replica_id) | MemberReturned(replica_id):
+                case events.MemberJoined(replica_id) | events.MemberReturned(replica_id):
                     ledger.observe_group(self.job, groups.get(replica_id), now)
-                case MemberLost(replica_id, _, _, last_seen_at):
+                case events.MemberLost(replica_id, _, _, last_seen_at):
                     self.incidents.handle_loss(effect)
                     self.incidents.end_slow_group(replica_id)
                     ledger.observe_group(self.job, groups.get(replica_id), now, last_seen_at)
-                case MemberLeft(replica_id):
+                case events.MemberLeft(replica_id):
                     self.incidents.end_slow_group(replica_id)
                     ledger.end_group(self.job, replica_id, now)
                     if (group := groups.get(replica_id)) is not None:
                         self.account.stop_time(group.reports, now)
-                case MemberForgotten(reports):
+                case events.MemberForgotten(reports):
                     self.account.stop_time(reports, now)
                     self.progress.known.drop_view(reports)
-                case QuorumFormed(quorum):
+                case events.QuorumFormed(quorum):
                     self.incidents.handle_quorum(quorum, is_new=effect.is_new)
                     ledger.add_quorum(self.job, max(member.step for member in quorum.participants))
                     for group in groups.values():
                         ledger.observe_group(self.job, group, now)
                 case _:
                     pass
-        changes = MemberLost | MemberLeft | MemberDraining | QuorumFormed
+        changes = events.MemberLost | events.MemberLeft | events.MemberDraining | events.QuorumFormed
         if self._has_notices and any(isinstance(effect, changes) for effect in news):
             self._answer_notices()
         self._verdicts.update_verdict()
@@ -661,9 +625,9 @@ class JobDriver(MachineDriver[QuorumEvent, QuorumEffect]):
         if not self._is_closed:
             self._timer.set(self.machine.deadline(now))
 
-    def _perform_one(self, effect: QuorumEffect) -> None:
+    def _perform_one(self, effect: events.QuorumEffect) -> None:
         match effect:
-            case QuorumFormed(quorum, calls, is_new, stands, record):
+            case events.QuorumFormed(quorum, calls, is_new, stands, record):
                 if is_new:
                     self._secret = self._ports.draw_secret()
                 if record is not None:
@@ -673,36 +637,44 @@ class JobDriver(MachineDriver[QuorumEvent, QuorumEffect]):
                 log_quorum(self.job, quorum, is_new=is_new, is_branch=is_branch)
                 self._delivery = QuorumDelivery(quorum, self._delivery)
                 self._waiting.answer_calls(calls, Answer(quorum, stands, self._secret, self._delivery))
-            case QuorumResent(quorum, call):
+            case events.QuorumResent(quorum, call):
                 self._waiting.answer_calls([call], Answer(quorum, stands=True, secret=self._secret))
-            case JobEnded(_, _, record):
+            case events.JobEnded(_, _, record):
                 self._commit(record)
                 log_end(self.job, effect)
-            case JoinRefused(call, error):
+            case events.JoinRefused(call, error):
                 self._waiting.refuse_call(call, error)
-            case HeartbeatAnswered(session, number, order):
+            case events.HeartbeatAnswered(session, number, order):
                 self._sessions.send_to_session(
                     session, HeartbeatAck(number, self.machine.presence.beat_interval_s, order)
                 )
-            case Welcomed(session, welcome):
+            case events.Welcomed(session, welcome):
                 self._sessions.send_to_session(session, welcome)
-            case Ordered(order, sessions):
-                self._sessions.send_to_sessions(sessions, order)
+            case events.Ordered(order, sessions):
+                for session in sessions:
+                    self._sessions.send_to_session(session, order)
                 log_order(self.job, order)
-            case JournalOutdated():
+            case events.JournalOutdated():
                 log_journal_outdated(self.job, effect)
-            case ConnectionsCut():
+            case events.ConnectionsCut():
                 log_cut(self.job, effect)
-            case SessionRefused(session, error, reason):
+            case events.SessionRefused(session, error, reason):
                 if session == self._opening and error is not None:
                     self._opening = 0
                     self._ports.refused(error)
                 if (ended := self._sessions.get(session)) is not None:
                     self._waiting.drop_call(ended.join)
                 self._sessions.end_session_stream(session, error, reason)
-            case MemberJoined() | MemberReturned() | MemberLost() | MemberLeft() | MemberForgotten() | MemberDraining():
+            case (
+                events.MemberJoined()
+                | events.MemberReturned()
+                | events.MemberLost()
+                | events.MemberLeft()
+                | events.MemberForgotten()
+                | events.MemberDraining()
+            ):
                 pass  # read by the timeline and the incidents
-            case GridChanged() | NewcomersChanged():
+            case events.GridChanged() | events.NewcomersChanged():
                 pass  # read by the world broadcast
 
     def _commit(self, record: QuorumRecord) -> None:

@@ -9,21 +9,8 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from lighthouse.job.records import GroupReports, Membership, QuorumRecord, RestartRecord, RunRecord
-from lighthouse_protocol.messages import run as supervisor
+from lighthouse_protocol.messages import run
 from lighthouse_protocol.messages.membership import Participant, Quorum
-from lighthouse_protocol.messages.run import (
-    CloseReport,
-    FailureReport,
-    FinishReport,
-    Generation,
-    RankHeartbeat,
-    RankHello,
-    RankId,
-    ReadyReport,
-    RunStopped,
-    SupervisorHello,
-    ToSupervisor,
-)
 from lighthouse_protocol.messages.session import Heartbeat, Hello, QuorumOrder, Welcome
 from lighthouse_protocol.refusals import LighthouseError
 
@@ -242,14 +229,14 @@ SessionEffect = Welcomed | HeartbeatAnswered | Ordered | SessionRefused
 QuorumEffect = JobEffect | SessionEffect | MemberEffect | GridChanged | NewcomersChanged
 
 
-RankMessage = RankHeartbeat | ReadyReport | FailureReport | FinishReport | CloseReport
+RankMessage = run.RankHeartbeat | run.ReadyReport | run.FailureReport | run.FinishReport | run.CloseReport
 
 
 @dataclass(frozen=True, slots=True)
 class RankJoined:
     """A rank's process has connected or reconnected to the run."""
 
-    entry: RankHello
+    entry: run.RankHello
     session: int | None = None  # stream of the rank, or None if it only sends heartbeats
 
 
@@ -257,7 +244,7 @@ class RankJoined:
 class RankReported:
     """A rank has sent a message other than its hello."""
 
-    rank: RankId
+    rank: run.RankId
     message: RankMessage
 
 
@@ -265,7 +252,7 @@ class RankReported:
 class RankLost:
     """A supervisor has reported that a rank's process has exited."""
 
-    rank: RankId
+    rank: run.RankId
     reason: str
     output: tuple[str, ...] = ()  # last lines of output
     by: str = ""  # name of the supervisor
@@ -294,7 +281,7 @@ class ResumeAsked:
 
 @dataclass(frozen=True, slots=True)
 class SupervisorJoined:
-    entry: SupervisorHello
+    entry: run.SupervisorHello
     session: int
 
 
@@ -308,7 +295,7 @@ class SupervisorAsked:
     """A supervisor has requested that the run stop, or that its own host be excluded from the run."""
 
     session: int
-    message: supervisor.StopAsked | supervisor.HostExcluded
+    message: run.StopAsked | run.HostExcluded
     membership: Membership = Membership.OPEN  # relation of the supervisor's group to the job's quorum
 
 
@@ -323,16 +310,16 @@ class RecordDue:
 class GenerationFormed:
     """Instruction to send the new generation to its active ranks and to `spares`."""
 
-    generation: Generation
-    spares: tuple[RankId, ...] = ()
+    generation: run.Generation
+    spares: tuple[run.RankId, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class GenerationSent:
     """Instruction to send the current generation to a spare, or to a rank that has not received it."""
 
-    rank: RankId
-    generation: Generation
+    rank: run.RankId
+    generation: run.Generation
 
 
 @dataclass(frozen=True, slots=True)
@@ -341,14 +328,14 @@ class Interrupted:
 
     number: int
     reason: str
-    ranks: tuple[RankId, ...]  # may be empty
+    ranks: tuple[run.RankId, ...]  # may be empty
     is_new: bool = False  # the generation has just broken, or there is another reason
     is_failure: bool = False  # a rank reported a failure of its function
 
 
 @dataclass(frozen=True, slots=True)
 class RankRefused:
-    rank: RankId
+    rank: run.RankId
     error: LighthouseError
 
 
@@ -357,7 +344,7 @@ class Completed:
     """The run has been completed. The driver notifies `ranks`, which then exit with status 0."""
 
     number: int
-    ranks: tuple[RankId, ...]  # if `is_new`, the driver notifies every supervisor, too
+    ranks: tuple[run.RankId, ...]  # if `is_new`, the driver notifies every supervisor, too
     is_new: bool = False
 
 
@@ -365,8 +352,8 @@ class Completed:
 class Stopped:
     """Instruction to send `stop` to `ranks` and, if `is_new`, to every supervisor."""
 
-    stop: RunStopped
-    ranks: tuple[RankId, ...]
+    stop: run.RunStopped
+    ranks: tuple[run.RankId, ...]
     is_new: bool = False
 
 
@@ -400,7 +387,7 @@ class SupervisorMessage:
     """Instruction to send `message` to a supervisor. If it is a refusal, the driver also closes the stream."""
 
     session: int
-    message: ToSupervisor
+    message: run.ToSupervisor
 
 
 class RunVerdict(StrEnum):

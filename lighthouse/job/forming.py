@@ -48,7 +48,7 @@ from lighthouse.job.records import Group, Kind, LastAssignment, QuorumConfig, Qu
 from lighthouse.job.roster import Job
 from lighthouse.job.standing import lease_of
 from lighthouse_protocol.messages.membership import Quorum, Tag
-from lighthouse_protocol.messages.session import LEFT, QuorumPhase
+from lighthouse_protocol.messages.session import QuorumPhase
 
 END_KEPT_S = 7 * 86400.0
 """Seconds for which the machine remembers that a job has ended, in case a scheduler starts some of its groups late."""
@@ -229,13 +229,6 @@ class QuorumMachine:
             and now >= self.standing.leases_free_at()
         )
 
-    def is_judging_closings(self, now: float) -> bool:
-        """Return whether the next event or tick decides if recently disconnected members are lost (`MassSilence`).
-
-        If the host is overloaded, the caller must report `HostBusy` first.
-        """
-        return self.presence.silence.is_judging(now)
-
     @property
     def quorum(self) -> Quorum | None:
         return self.job.quorum
@@ -326,8 +319,7 @@ class QuorumMachine:
         is_returning = self.standing.phase is QuorumPhase.RETURNING
         if is_returning or any(not job.members[m.replica_id].has_finished for m in present):
             return
-        others = [m for m in job.groups.values() if m.is_alive and not m.is_reported and m.down != LEFT]
-        waiting = [m.replica_id for m in others if m.replica_id not in job.members]
+        waiting = [name for name in self.presence.live_groups() if name not in job.members]
         end.record_end([*job.unfinished_members, *waiting])
         assert end.step is not None
         record = self._make_record(stands=self.standing.phase is not QuorumPhase.NONE)

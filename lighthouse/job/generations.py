@@ -25,7 +25,6 @@ from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 from dataclasses import dataclass, replace
 
 from lighthouse.job import events
-from lighthouse.job.events import IncidentChanged, RunVerdict
 from lighthouse.job.presence import CLOSINGS_HELD_S
 from lighthouse.job.records import GenerationState, Rank, RestartRecord, RunConfig, RunRecord
 from lighthouse_protocol.limits import MAX_LEARNED_GENERATION
@@ -100,18 +99,13 @@ def _eligible(members: list[Rank], terms: RunTerms, running: Set[RankId]) -> lis
     return [member for member in ready if member.host not in torn]
 
 
-def next_number(current: int, stride: int, *, is_process_restart: bool) -> int:
-    """Return the number after `current`. After a process restart, this is the next multiple of `stride`."""
-    return (current // stride + 1) * stride if is_process_restart else current + 1
-
-
 def advance(counters: RunCounters, stride: int, *, is_process_restart: bool, after_incident: bool) -> RunCounters:
-    """Return the counters for the next generation.
+    """Return the counters for the next generation. After a process restart, its number is a multiple of `stride`.
 
     `ranks_restarts` counts the incidents from which the run has recovered since the last process restart.
     `job_restarts` stays the same: `RestartLog` increments it when an incident begins.
     """
-    number = next_number(counters.number, stride, is_process_restart=is_process_restart)
+    number = (counters.number // stride + 1) * stride if is_process_restart else counters.number + 1
     begins = is_process_restart or stride == 1 or counters.number < 0
     return replace(
         counters,
@@ -119,13 +113,6 @@ def advance(counters: RunCounters, stride: int, *, is_process_restart: bool, aft
         global_iteration=number if begins else counters.global_iteration,
         ranks_restarts=0 if is_process_restart else counters.ranks_restarts + after_incident,
     )
-
-
-def learn(counters: RunCounters, seen: int, stride: int) -> RunCounters:
-    """Return the counters, with the generation number raised to `seen` if a rank has seen a higher one."""
-    if seen <= counters.number:
-        return counters
-    return replace(counters, number=seen, global_iteration=max(counters.global_iteration, seen // stride * stride))
 
 
 RESTARTS_KEPT = 16  # late reports may still explain these; the incident archive keeps all restarts
@@ -182,8 +169,9 @@ class RestartLog:
 
     def skip_seen_numbers(self, seen: int | None, stride: int) -> None:
         """Make all later generation numbers exceed `seen`, the highest number that a rank has received, if any."""
-        if seen is not None:
-            self.counters = learn(self.counters, seen, stride)
+        if seen is not None and seen > self.counters.number:
+            iteration = max(self.counters.global_iteration, seen // stride * stride)
+            self.counters = replace(self.counters, number=seen, global_iteration=iteration)
 
     def begin_restart(self, number: int, cause: str, at: float, lost: tuple[RankId, ...], *, is_fault: bool) -> None:
         """Begin a restart because generation `number` broke. `is_fault` is False if it broke only to admit a rank."""
@@ -273,7 +261,7 @@ class RestartLog:
 
     def _emit_incident(self, restart: RestartRecord) -> None:
         if restart.incident:
-            self._effects.append(IncidentChanged(restart))
+            self._effects.append(events.IncidentChanged(restart))
 
 
 _TWO_JOBS = (
@@ -496,7 +484,7 @@ def _taken(old: Rank, entry: RankHello) -> DuplicateReplica:
 class GenerationDecision:
     """Result of `decide_generation`: whether the next generation forms now and, if not, since when it has waited."""
 
-    verdict: RunVerdict = RunVerdict.NOBODY_READY
+    verdict: events.RunVerdict = events.RunVerdict.NOBODY_READY
     chosen: tuple[RankId, ...] = ()
     """Active ranks of the next generation. Empty if too few ranks can be active."""
     waits_since: float | None = None
@@ -541,22 +529,22 @@ def decide_generation(
         now: Current time.
     """
     if current.is_standing:
-        return GenerationDecision(RunVerdict.STANDS)
+        return GenerationDecision(events.RunVerdict.STANDS)
     is_begun = len(ranks.ready) >= (terms.min_active if terms.is_elastic else 1)
     waits_since = _since(before.waits_since, now, is_begun)
     join_by = math.inf if waits_since is None else waits_since + terms.join_timeout_s
     is_incomplete = is_begun and _is_incomplete(ranks, current, terms)
     chosen: tuple[RankId, ...] = ()
     if not is_begun:
-        verdict = RunVerdict.WAITING_FOR_RANKS if ranks.ready else RunVerdict.NOBODY_READY
+        verdict = events.RunVerdict.WAITING_FOR_RANKS if ranks.ready else events.RunVerdict.NOBODY_READY
     elif is_incomplete and now < join_by:
-        verdict = RunVerdict.WAITING_FOR_RANKS
+        verdict = events.RunVerdict.WAITING_FOR_RANKS
     elif is_incomplete and not _is_majority(ranks, current, terms):
-        verdict = RunVerdict.NO_MAJORITY
+        verdict = events.RunVerdict.NO_MAJORITY
     elif not (chosen := assign(ranks, current.slots, terms)):
-        verdict = RunVerdict.TOO_FEW
+        verdict = events.RunVerdict.TOO_FEW
     else:
-        verdict = RunVerdict.READY if now >= current.delayed_until else RunVerdict.BACKING_OFF
+        verdict = events.RunVerdict.READY if now >= current.delayed_until else events.RunVerdict.BACKING_OFF
     short_since = _since(before.short_since, now, _is_short(verdict, current))
     stops_at = math.inf if short_since is None else short_since + terms.return_timeout_s
     later = [moment for moment in (join_by, stops_at, current.delayed_until) if now < moment < math.inf]
@@ -582,10 +570,10 @@ def _since(before: float | None, now: float, is_so: bool) -> float | None:
     return None if not is_so else now if before is None else before
 
 
-def _is_short(verdict: RunVerdict, current: GenerationState) -> bool:
+def _is_short(verdict: events.RunVerdict, current: GenerationState) -> bool:
     """Return whether a run that has had a generation now has too few ranks to form the next one."""
-    is_lost = verdict is RunVerdict.NO_MAJORITY and not current.survivors
-    return current.generation is not None and (verdict is RunVerdict.TOO_FEW or is_lost)
+    is_lost = verdict is events.RunVerdict.NO_MAJORITY and not current.survivors
+    return current.generation is not None and (verdict is events.RunVerdict.TOO_FEW or is_lost)
 
 
 def _is_incomplete(ranks: Ranks, current: GenerationState, terms: RunTerms) -> bool:
@@ -634,7 +622,7 @@ class Generations:
         self._held_until = now
         self.steps = 0  # reported steps of all generations
 
-    def verdict(self, now: float) -> RunVerdict:
+    def verdict(self, now: float) -> events.RunVerdict:
         return self._decide_next(now).verdict
 
     def deadline(self, now: float) -> float | None:
@@ -837,7 +825,7 @@ class Generations:
         if self.current.is_broken and (why := self.budget.why_exhausted(self.terms)):
             return f"{why}; the last: {self.restarts.last_cause}"
         self._decision = self._decide_next(now)
-        if self._decision.verdict is RunVerdict.READY:
+        if self._decision.verdict is events.RunVerdict.READY:
             return self._form_generation(self._decision.chosen, now)
         if self._decision.is_hopeless:
             needed = max(self.terms.min_active, self.terms.divisible_by)

@@ -23,7 +23,6 @@ from lighthouse.job.incidents import (
     Asked,
     Decision,
     EvidenceRound,
-    EvidenceTarget,
     IncidentArchive,
     IncidentMachine,
     OnStall,
@@ -522,22 +521,16 @@ class IncidentDriver:
 
     def _plan_round(self, ranks: Mapping[str, tuple[int, ...]]) -> EvidenceRound:
         found = (self._state.groups.get(name) for name in ranks)
-        members = [self._target(member) for member in found if member is not None]
-        runs = [EvidenceTarget(run.run_id, run.run_id) for run in self._owner.list_runs() if run.run_id in ranks]
-        return EvidenceRound([*runs, *members], ranks=ranks)
+        runs = {run.run_id: run.run_id for run in self._owner.list_runs() if run.run_id in ranks}
+        return EvidenceRound(runs | _sessions(member for member in found if member is not None), ranks=ranks)
 
-    def _targets(self) -> list[EvidenceTarget]:
-        members = [self._target(member) for member in self._members()]
-        return [*members, *(EvidenceTarget(name, name) for name in self._runs)]
+    def _targets(self) -> dict[str, Asked | None]:
+        return _sessions(self._members()) | {name: name for name in self._runs}
 
     def _members(self) -> list[Group]:
         """Return the groups that are checked for stalls: quorum members, and observed groups, which have no Agents."""
         observed = (self._state.groups.get(name) for name in self._progress.known.observed)
         return list(dict.fromkeys((*self._state.list_participants(), *(one for one in observed if one is not None))))
-
-    def _target(self, member: Group) -> EvidenceTarget:
-        session = member.session if member.is_connected else None
-        return EvidenceTarget(member.replica_id, session)
 
     def _begin_round(self, evidence_round: EvidenceRound, deliver: Callable[[Gathered], None]) -> None:
         number = next(self._numbers)
@@ -691,3 +684,7 @@ class IncidentDriver:
         for number in list(self._rounds):
             log.info("evidence round %d ended: %s", number, reason, extra=event("evidence_ended", job=self._job))
             self._finish_round(number)
+
+
+def _sessions(members: Iterable[Group]) -> dict[str, Asked | None]:
+    return {member.replica_id: member.session if member.is_connected else None for member in members}

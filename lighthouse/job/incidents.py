@@ -516,8 +516,8 @@ class IncidentMachine:
             fault_at = min(slow[name].since for name in new)
             text = slow[new[0]].text + (f"; also slow: {list_names(new[1:])}" if new[1:] else "")
             suspects = tuple(map(str, new[:MAX_SUSPECTS]))
-            case = self._make_case(IncidentKind.SLOW, text, suspects, fault_at, now - fault_at, unix_s)
-            case.slow, self._slow[case.incident.id] = frozenset(new), case
+            case = self._open_case(IncidentKind.SLOW, text, suspects, fault_at, now - fault_at, unix_s)
+            case.slow = frozenset(new)
             effects.append(Opened(case.incident))
         self._slow_opened_at = opened_at | dict.fromkeys(new, now)
         for case in self._slow.values():
@@ -582,31 +582,17 @@ class IncidentMachine:
         return [EvidenceWanted(summary.id, summary.suspects, is_of_suspects=summary.kind is IncidentKind.SLOW)]
 
     def _open_case(
-        self,
-        kind: IncidentKind,
-        text: str,
-        suspects: tuple[str, ...],
-        fault_at: float,
-        noticed_s: float,
-        unix_s: float,
+        self, kind: IncidentKind, text: str, suspects: tuple[str, ...], fault_at: float, noticed_s: float, unix_s: float
     ) -> _Case:
-        case = self._make_case(kind, text, suspects, fault_at, noticed_s, unix_s)
-        self._cases[case.incident.id] = case
+        summary = IncidentSummary(self._make_id(unix_s), self._job, kind, text, suspects, unix_s, noticed_s)
+        case = _Case(Incident(summary), fault_at)
+        if kind is IncidentKind.SLOW:
+            self._slow[summary.id] = case
+            return case
+        self._cases[summary.id] = case
         while len(self._cases) > MAX_FOLLOWED:  # the policy for stalls still needs the current one
             del self._cases[next(id for id, each in self._cases.items() if each is not self._stall)]
         return case
-
-    def _make_case(
-        self,
-        kind: IncidentKind,
-        text: str,
-        suspects: tuple[str, ...],
-        fault_at: float,
-        noticed_s: float,
-        unix_s: float,
-    ) -> _Case:
-        summary = IncidentSummary(self._make_id(unix_s), self._job, kind, text, suspects, unix_s, noticed_s)
-        return _Case(Incident(summary), fault_at)
 
     def _note_action(self, case: _Case, action: str, now: float) -> Changed:
         return Changed(case.update_summary(action=action, acted_s=now - case.fault_at))
@@ -629,14 +615,6 @@ Asked: TypeAlias = int | str
 
 
 @dataclass(frozen=True, slots=True)
-class EvidenceTarget:
-    """A member or run that can provide evidence. `session` is None if the member has no session."""
-
-    replica_id: str
-    session: Asked | None
-
-
-@dataclass(frozen=True, slots=True)
 class Question:
     session: Asked
     replica_id: str
@@ -652,7 +630,7 @@ class EvidenceRound:
 
     def __init__(
         self,
-        targets: Iterable[EvidenceTarget],
+        targets: Mapping[str, Asked | None],
         *,
         ranks: Mapping[str, tuple[int, ...]] | None = None,
         suspects: Sequence[str] = (),
@@ -660,21 +638,23 @@ class EvidenceRound:
         """Choose the members and runs to ask.
 
         Args:
-            targets: All members and runs.
+            targets: All members and runs by name. The value is None for a member without a session.
             ranks: Ranks to ask, by replica group, or None for all targets. () stands for all ranks of a group.
             suspects: Names of ranks or groups whose groups to ask first.
         """
         self._evidence: list[MemberEvidence] = []
         self._missing: list[str] = []
         self._bytes = 0
-        here = {target.replica_id: target for target in targets}
         first = {name.rpartition("/")[0] or name for name in suspects}
-        wanted = sorted(here if ranks is None else ranks, key=lambda name: (name not in first, name))
-        able = [name for name in wanted if self._is_able(name, here.get(name))]
-        self._leave_out(able[MAX_ASKED:])
-        self.questions = tuple(
-            Question(here[name].session or 0, name, (ranks or {}).get(name, ())) for name in able[:MAX_ASKED]
-        )
+        wanted = sorted(targets if ranks is None else ranks, key=lambda name: (name not in first, name))
+        able: list[Question] = []
+        for name in wanted:
+            if (session := targets.get(name)) is not None:
+                able.append(Question(session, name, (ranks or {}).get(name, ())))
+            else:
+                self._missing.append(f"{name}: it holds no session with the lighthouse")
+        self.questions = tuple(able[:MAX_ASKED])
+        self._leave_out([question.replica_id for question in able[MAX_ASKED:]])
         self._waiting = {question.session: question for question in self.questions}
 
     @property
@@ -703,12 +683,6 @@ class EvidenceRound:
         late = [f"{question.replica_id}: not all came within {WITHIN_S:g} s" for question in self._waiting.values()]
         evidence = sorted(self._evidence, key=lambda one: (one.replica_id, one.rank.group_rank))
         return Gathered(tuple(evidence), (*self._missing, *late))
-
-    def _is_able(self, name: str, target: EvidenceTarget | None) -> bool:
-        if target is None or target.session is None:
-            self._missing.append(f"{name}: it holds no session with the lighthouse")
-            return False
-        return True
 
     def _leave_out(self, names: Sequence[str]) -> None:
         if names:

@@ -7,7 +7,6 @@ import logging
 from collections.abc import Callable, Mapping
 
 from lighthouse.job import events
-from lighthouse.job.events import ConnectionsCut, JobEnded, JournalOutdated
 from lighthouse.job.forming import QuorumMachine
 from lighthouse.job.lineage import EARLIER_COUNTS_FOR_S
 from lighthouse.job.records import RunName, Verdict
@@ -52,13 +51,13 @@ def log_order(job: str, order: QuorumOrder) -> None:
         log.info("quorum %d %s%s", order.quorum_id, order.phase, reason, extra=extra)
 
 
-def log_end(job: str, end: JobEnded) -> None:
+def log_end(job: str, end: events.JobEnded) -> None:
     late = f"; absent: {', '.join(end.absent[:NAMES_LOGGED])}" if end.absent else ""
     extra = event("job_ended", job=job, step=end.step)
     log.info("the job ended at step %d: all remaining groups have finished%s", end.step, late, extra=extra)
 
 
-def log_journal_outdated(job: str, found: JournalOutdated) -> None:
+def log_journal_outdated(job: str, found: events.JournalOutdated) -> None:
     log.warning(
         "the journal is outdated: %s has seen quorum %d, but the newest one in the journal is %d. Either an old copy "
         "was restored, or another lighthouse serves this job. No quorum forms for %.1f s, until all leases "
@@ -72,7 +71,7 @@ def log_journal_outdated(job: str, found: JournalOutdated) -> None:
     )
 
 
-def log_cut(job: str, cut: ConnectionsCut) -> None:
+def log_cut(job: str, cut: events.ConnectionsCut) -> None:
     names = ", ".join(cut.replica_ids[:NAMES_LOGGED])
     more = f" and {len(cut.replica_ids) - NAMES_LOGGED} more" if len(cut.replica_ids) > NAMES_LOGGED else ""
     log.warning(

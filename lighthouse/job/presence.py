@@ -18,7 +18,6 @@ import math
 from collections.abc import Collection, Iterable, Iterator
 
 from lighthouse.job import events
-from lighthouse.job.events import ConnectionsCut, MemberDraining, MemberLeft, MemberLost
 from lighthouse.job.records import Group, Kind, Membership
 from lighthouse.job.roster import Job, identity_error, is_reborn, refusal, unreachable_groups
 from lighthouse.job.standing import ResendQuorum
@@ -93,7 +92,10 @@ class MassSilence:
         self._closings_held_until = max(self._closings_held_until, now + CLOSINGS_HELD_S) + by_s
 
     def is_judging(self, now: float) -> bool:
-        """Return whether the next tick decides if recently disconnected members are lost (`postpone_judgement`)."""
+        """Return whether the next event or tick decides if recently disconnected members are lost.
+
+        If the host is overloaded, the caller must report `HostBusy` first, which may postpone the decision.
+        """
         due_at = self._job.next_timeout_at()
         return not self._is_judged and due_at is not None and due_at <= now and self._judge_at <= now
 
@@ -179,7 +181,7 @@ class MassSilence:
         held = [m for m in members if m.burst == self._burst and m.closes_at is not None]
         for member in held:
             self._job.await_reconnect(member, until, now)
-        self._job.emit(ConnectionsCut(tuple(sorted(m.replica_id for m in held)), self._lease_s))
+        self._job.emit(events.ConnectionsCut(tuple(sorted(m.replica_id for m in held)), self._lease_s))
 
     def _members_before_burst(self) -> tuple[list[Group], list[Group]]:
         """Return the members that had a session before the burst, and the disconnected ones among them."""
@@ -358,9 +360,9 @@ class Presence:
             return _drained_error(event.participant.replica_id)
         if error is not None or self.job_end.step is None:
             return error
-        return self.job_end.check_late_group(event.participant, self._other_live_groups(event.participant.replica_id))
+        return self.job_end.check_late_group(event.participant, self.live_groups(event.participant.replica_id))
 
-    def _other_live_groups(self, replica_id: str) -> Iterator[str]:
+    def live_groups(self, replica_id: str = "") -> Iterator[str]:
         """Yield the live groups other than `replica_id`, excluding those that have left or only sent heartbeats."""
         for member in self._job.groups.values():
             if member.replica_id != replica_id and member.is_alive and not member.is_reported and member.down != LEFT:
@@ -370,7 +372,7 @@ class Presence:
         """Refuse the pending joins of groups that are too late (`JobEnd`). Call this when the job ends."""
         for member in list(self.joins):
             assert member.participant is not None
-            late = self.job_end.check_late_group(member.participant, self._other_live_groups(member.replica_id))
+            late = self.job_end.check_late_group(member.participant, self.live_groups(member.replica_id))
             if late is not None and member.call is not None:
                 self._job.emit(events.JoinRefused(member.call, late))
                 self._drop_join(member, now)
@@ -381,7 +383,7 @@ class Presence:
         if old is not None and is_reborn(participant, old):
             reason = "its ranks have restarted"
             if old.is_alive:
-                self._job.emit(MemberLost(old.replica_id, self._quorum_lost_with(old), reason))
+                self._job.emit(events.MemberLost(old.replica_id, self._quorum_lost_with(old), reason))
             self._send_order(self.standing.handle_member_loss(old.replica_id, old.incarnation, reason))
             if session is not None and session == old.session:
                 self.standing.end_lease(old.replica_id, old.incarnation)
@@ -471,7 +473,7 @@ class Presence:
         if member is None or member.session != event.session:
             return
         self._drop_join(member, now)
-        self._job.emit(MemberLeft(member.replica_id))
+        self._job.emit(events.MemberLeft(member.replica_id))
         self._send_order(self.standing.handle_member_leave(member.replica_id, member.incarnation))
         self._job.remove_group(member)
         self._leaving.append(event.session)
@@ -642,7 +644,7 @@ class Presence:
                 self._job.members[name].has_finished = True
                 self.job_end.finished_step = max(self.job_end.finished_step or 0, levels.held.granted + 1)
         if levels.drains and not member.drains:
-            self._job.emit(MemberDraining(name))
+            self._job.emit(events.MemberDraining(name))
         if levels.drains != member.drains:
             member.drains = levels.drains
             self._job.update_counts(member)
@@ -661,9 +663,9 @@ class Presence:
         self._drop_join(member, now)
         quorum_id = self._quorum_lost_with(member)
         if reason == LEFT:
-            self._job.emit(MemberLeft(member.replica_id))
+            self._job.emit(events.MemberLeft(member.replica_id))
         elif reason != STARTING or quorum_id is not None:
-            self._job.emit(MemberLost(member.replica_id, quorum_id, reason))
+            self._job.emit(events.MemberLost(member.replica_id, quorum_id, reason))
         self._job.mark_down(member, reason)
         if reason != LEFT:
             self._send_order(self.standing.handle_member_loss(member.replica_id, member.incarnation, reason))

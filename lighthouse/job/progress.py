@@ -12,7 +12,7 @@ caller's monotonic clock, and this module does no I/O.
 
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence, Set
-from dataclasses import dataclass, fields, replace
+from dataclasses import astuple, dataclass, fields, replace
 from typing import TypeAlias
 
 from lighthouse.job.records import Group, GroupReports
@@ -74,13 +74,9 @@ class Levels:
 
 
 @dataclass(frozen=True, slots=True)
-class Pace:
+class Pace(Levels):
     """How fast a job is training and with how many groups, now and in samples (`ages_s`, `..._then`), oldest first."""
 
-    step: int
-    training: int
-    alive: int
-    goodput: float | None
     steps_per_s: float | None  # None if unknown
     discards: int  # discarded steps, summed over replica groups
     ages_s: list[float]
@@ -120,10 +116,7 @@ class Samples:
         """Combine the current state `levels`, the total of discarded steps and the stored samples into a `Pace`."""
         samples = self._samples
         return Pace(
-            levels.step,
-            levels.training,
-            levels.alive,
-            levels.goodput,
+            *astuple(levels),
             self.steps_per_s(levels, now),
             discards,
             ages_s=[round(now - sample.at, 1) for sample in samples],
@@ -139,7 +132,7 @@ class Samples:
             rated.clear()
         if levels.training:
             rated.append((now, levels.step))
-        while len(rated) > 1 and _is_enough(*rated[1], levels, now):
+        while len(rated) > 1 and now - rated[1][0] >= RATE_OVER_S and levels.step - rated[1][1] >= RATE_STEPS:
             rated.popleft()
 
     def steps_per_s(self, levels: Levels, now: float) -> float | None:
@@ -149,10 +142,6 @@ class Samples:
             return None
         at, step = self._rated[0]
         return round((levels.step - step) / (now - at), 3)
-
-
-def _is_enough(at: float, step: int, levels: Levels, now: float) -> bool:
-    return now - at >= RATE_OVER_S and levels.step - step >= RATE_STEPS
 
 
 def levels_of(job: Job, ranks: Sequence[RankPlace], goodput: float | None) -> Levels:
@@ -181,10 +170,6 @@ class GroupRanks:
     @property
     def connected_count(self) -> int:
         return self.group_world_size - len(self.missing)
-
-    @property
-    def is_whole(self) -> bool:
-        return not self.missing
 
     def __str__(self) -> str:
         return describe_missing_ranks(self.replica_id, self.group_world_size, self.missing)
@@ -220,7 +205,7 @@ class Grid:
 
     def describe_incomplete(self) -> str:
         """Describe the incomplete groups and their missing ranks. Return "" if all groups are complete."""
-        held_back = [group for group in self.groups if not group.is_whole]
+        held_back = [group for group in self.groups if group.missing]
         more = len(held_back) - GROUPS_NAMED
         return "; ".join(map(str, held_back[:GROUPS_NAMED])) + (f"; and {more} groups more" if more > 0 else "")
 

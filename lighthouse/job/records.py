@@ -11,14 +11,12 @@ supervisors. Its times are in wall-clock seconds, for display.
 """
 
 import base64
-import dataclasses
 import functools
 import json
 import math
 from collections.abc import Iterable, Mapping, Set
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, is_dataclass
 from enum import Enum, StrEnum, auto
-from functools import lru_cache
 from operator import attrgetter
 from types import UnionType
 from typing import Any, get_args, get_origin, get_type_hints
@@ -210,7 +208,7 @@ def loopback_error(hidden: Participant, routable: Participant) -> WrongState:
     )
 
 
-@lru_cache(maxsize=4096)  # a group joins with the same addresses each time
+@functools.lru_cache(maxsize=4096)  # a group joins with the same addresses each time
 def _is_literal_loopback(text: str) -> bool:
     return parse_address(text, "address").is_loopback
 
@@ -274,7 +272,10 @@ class KeySpaces:
             LimitReached: The generation has MAX_KEYS keys.
         """
         space = self._present_space(generation)
-        _check(name, value)
+        if not 0 < len(name) <= MAX_NAME_CHARS:
+            raise InvalidRequest(f"has {len(name)} characters; 1 to {MAX_NAME_CHARS} are allowed", field="key")
+        if len(value) > MAX_VALUE_BYTES:
+            raise InvalidRequest(f"has {len(value)} bytes; at most {MAX_VALUE_BYTES}", field="value")
         if (kind, name) not in space and len(space) >= MAX_KEYS:
             raise LimitReached(f"key: generation {generation} has {MAX_KEYS} keys already")
         space[kind, name] = value
@@ -314,13 +315,6 @@ class KeySpaces:
         self._spaces = {number: space for number, space in self._spaces.items() if space or number == self.number}
         for generation in self.generations[:-SPACES_KEPT]:
             del self._spaces[generation]
-
-
-def _check(name: str, value: bytes) -> None:
-    if not 0 < len(name) <= MAX_NAME_CHARS:
-        raise InvalidRequest(f"has {len(name)} characters; 1 to {MAX_NAME_CHARS} are allowed", field="key")
-    if len(value) > MAX_VALUE_BYTES:
-        raise InvalidRequest(f"has {len(value)} bytes; at most {MAX_VALUE_BYTES}", field="value")
 
 
 RunName = tuple[str, str]
@@ -442,7 +436,7 @@ def _fields(value: Any) -> dict[str, Any]:
 
 @functools.cache
 def _names(kind: type) -> tuple[str, ...]:
-    return tuple(each.name for each in dataclasses.fields(kind) if each.compare)
+    return tuple(each.name for each in fields(kind) if each.compare)
 
 
 def parse_run(raw: bytes) -> RunRecord:
@@ -454,7 +448,7 @@ def _read(hint: Any, value: Any) -> Any:
     """Convert a JSON value to the type `hint`."""
     if value is None:
         return None
-    if isinstance(hint, type) and dataclasses.is_dataclass(hint):
+    if isinstance(hint, type) and is_dataclass(hint):
         hints = _hints(hint)
         return hint(**{name: _read(hints.get(name), field) for name, field in value.items()})
     match get_origin(hint), get_args(hint):
@@ -466,9 +460,7 @@ def _read(hint: Any, value: Any) -> Any:
             return value
 
 
-@functools.cache
-def _hints(kind: type) -> dict[str, Any]:
-    return get_type_hints(kind)
+_hints = functools.cache(get_type_hints)
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,15 +21,7 @@ from collections.abc import Iterator, Sequence, Set
 from dataclasses import dataclass
 from operator import attrgetter
 
-from lighthouse.job.events import (
-    GridChanged,
-    MemberForgotten,
-    MemberJoined,
-    MemberLost,
-    MemberReturned,
-    NewcomersChanged,
-    QuorumEffect,
-)
+from lighthouse.job import events
 from lighthouse.job.lineage import History, Numbering
 from lighthouse.job.records import (
     Group,
@@ -107,7 +99,7 @@ class Job:
         """
 
         self.joins = JoinQueue(self)
-        self._effects: list[QuorumEffect] = []
+        self._effects: list[events.QuorumEffect] = []
         self._has_grid_changed = False
         self._timeout_s = config.heartbeat_timeout_s
         self._forget_after_s = max(MIN_FORGET_AFTER_S, FORGET_AFTER_TIMEOUTS * self._timeout_s)
@@ -117,15 +109,15 @@ class Job:
             self._set_quorum(record.quorum, [""] * len(record.quorum.participants))
             self.history.add_quorum(record.quorum.quorum_id)
 
-    def emit(self, effect: QuorumEffect) -> None:
+    def emit(self, effect: events.QuorumEffect) -> None:
         """Queue an effect of the current event. `GridChanged` is queued at most once."""
-        if isinstance(effect, GridChanged):
+        if isinstance(effect, events.GridChanged):
             if self._has_grid_changed:
                 return
             self._has_grid_changed = True
         self._effects.append(effect)
 
-    def take_effects(self) -> list[QuorumEffect]:
+    def take_effects(self) -> list[events.QuorumEffect]:
         effects, self._effects, self._has_grid_changed = self._effects, [], False
         return effects
 
@@ -229,8 +221,8 @@ class Job:
             member = self._add_group(participant.replica_id, participant.incarnation, now)
             self._schedule_check(member, now)
         if member.down:
-            self.emit(MemberReturned(member.replica_id, "all its ranks are connected"))
-            self.emit(GridChanged())
+            self.emit(events.MemberReturned(member.replica_id, "all its ranks are connected"))
+            self.emit(events.GridChanged())
         member.has_missed, member.down, member.is_starting = False, "", False
         if member.missing is not NO_RANKS:
             self.set_missing_ranks(member, NO_RANKS)
@@ -258,8 +250,8 @@ class Job:
         member.seen_at = now
         if not member.is_alive:
             member.is_alive = True
-            self.emit(MemberReturned(member.replica_id, "is back"))
-            self.emit(GridChanged())
+            self.emit(events.MemberReturned(member.replica_id, "is back"))
+            self.emit(events.GridChanged())
             self.update_counts(member)
             self._schedule_check(member, now)
         elif Kind.HEALTHY not in member.counts_as:
@@ -272,13 +264,13 @@ class Job:
     def mark_down(self, member: Group, reason: str) -> None:
         """Mark a live group as down. The other groups stop waiting for it until it joins."""
         member.down = reason
-        self.emit(GridChanged())
+        self.emit(events.GridChanged())
         self.update_counts(member)
 
     def set_missing_ranks(self, member: Group, missing: Set[int]) -> None:
         if member.missing != missing:
             member.missing = missing
-            self.emit(GridChanged())
+            self.emit(events.GridChanged())
 
     def await_reconnect(self, member: Group, at: float, now: float) -> None:
         """Record that the group's stream has closed. The group is lost at `at` unless it reconnects before then."""
@@ -299,7 +291,7 @@ class Job:
         member.drains = False
         self.update_counts(member)
         if member.is_alive:
-            self._mark_lapsed(member, now, MemberLost(member.replica_id, quorum_id, reason, last_seen_at))
+            self._mark_lapsed(member, now, events.MemberLost(member.replica_id, quorum_id, reason, last_seen_at))
             self._schedule_check(member, now)
 
     def extend_timeout(self, member: Group, until: float, now: float) -> None:
@@ -319,11 +311,11 @@ class Job:
         self.joins.postpone_timeouts(by_s)
 
     def remove_group(self, member: Group) -> None:
-        self.emit(GridChanged())
+        self.emit(events.GridChanged())
         del self.groups[member.replica_id]
         self._set_kinds(member, frozenset())
         if member.reports != GroupReports():
-            self.emit(MemberForgotten(member.reports))
+            self.emit(events.MemberForgotten(member.reports))
 
     def lapse_due_groups(self, now: float) -> list[Group]:
         """Return the groups whose timeout has expired, and remove the records of groups that lapsed long ago.
@@ -340,7 +332,9 @@ class Job:
                 lapsed.append(member)
                 if member.session is not None:
                     continue  # the caller handles its loss
-                self._mark_lapsed(member, now, MemberLost(member.replica_id, None, "it fell silent", member.seen_at))
+                self._mark_lapsed(
+                    member, now, events.MemberLost(member.replica_id, None, "it fell silent", member.seen_at)
+                )
             elif not member.is_alive and self._timeout_at(member, now) <= now:
                 self.remove_group(member)
                 continue
@@ -359,11 +353,11 @@ class Job:
             member.is_participant = True
             member.last_assignment = LastAssignment(self.quorum.quorum_id, self.max_step, None, lowest=0)
         if (old := self.groups.pop(replica_id, None)) is not None:
-            self.emit(GridChanged())
+            self.emit(events.GridChanged())
             self._set_kinds(old, frozenset())
             member.reports = old.reports
         self.groups[replica_id] = member
-        self._effects.append(MemberJoined(replica_id))
+        self._effects.append(events.MemberJoined(replica_id))
         return member
 
     def update_counts(self, member: Group) -> None:
@@ -415,9 +409,9 @@ class Job:
             return due_at if member.closes_at is None else member.closes_at
         return (now if member.call is not None else member.seen_at) + self._timeout_s
 
-    def _mark_lapsed(self, member: Group, now: float, loss: MemberLost) -> None:
+    def _mark_lapsed(self, member: Group, now: float, loss: events.MemberLost) -> None:
         self.emit(loss)
-        self.emit(GridChanged())
+        self.emit(events.GridChanged())
         member.is_alive = False
         member.lapsed_at = now
         self.update_counts(member)
@@ -432,7 +426,7 @@ class Job:
             and before.resolves_to_loopback == participant.resolves_to_loopback
         ):
             return False
-        self.emit(GridChanged())
+        self.emit(events.GridChanged())
         member.is_loopback = is_loopback(participant)
         return True
 
@@ -734,7 +728,7 @@ class JoinQueue:
 
     def _count_change(self, member: Group, change: int) -> None:
         if member.replica_id not in self._job.members:
-            self._job.emit(NewcomersChanged())
+            self._job.emit(events.NewcomersChanged())
         if member.is_participant:
             self._participants += change
             self._shrinking += change * (member.participant is not None and member.participant.shrink_only)

@@ -24,10 +24,8 @@ from lighthouse.job.status import run_ranks, run_status
 from lighthouse.job.store import RecordStore
 from lighthouse_protocol.identity import group_of_supervisor
 from lighthouse_protocol.messages import run
-from lighthouse_protocol.messages import run as supervisor
 from lighthouse_protocol.messages.incident import EvidenceAsked, Incident, RankEvidence, SelfReport, fit_evidence
 from lighthouse_protocol.messages.preemption import PreemptionNotice
-from lighthouse_protocol.messages.run import RankId, RunStatus, ToRunRank
 from lighthouse_protocol.messages.session import Evidence, EvidenceDone, EvidenceRequest
 from lighthouse_protocol.refusals import (
     InvalidRequest,
@@ -174,21 +172,21 @@ class RankStreams:
     """Streams of ranks. A newer stream of the same process replaces the older one."""
 
     def __init__(self) -> None:
-        self.open = Streams[RankId, ToRunRank]()
-        self._newest: dict[RankId, int] = {}
+        self.open = Streams[run.RankId, run.ToRunRank]()
+        self._newest: dict[run.RankId, int] = {}
 
-    def add_stream(self, session: int, rank: RankId, peer: Peer[ToRunRank]) -> None:
+    def add_stream(self, session: int, rank: run.RankId, peer: Peer[run.ToRunRank]) -> None:
         older = self.open.pop(self._newest.get(rank, 0), None)
         if older is not None:
             older.peer.end(Superseded(f"{rank} has opened another stream; this one is closed"))
         self.open[session] = Stream(rank, peer)
         self._newest[rank] = session
 
-    def send_to_ranks(self, ranks: Sequence[RankId], message: ToRunRank) -> None:
+    def send_to_ranks(self, ranks: Sequence[run.RankId], message: run.ToRunRank) -> None:
         for rank in ranks:
             self.open.send_on(self._newest.get(rank, 0), message)
 
-    def refuse_rank(self, rank: RankId, refusal: ToRunRank) -> None:
+    def refuse_rank(self, rank: run.RankId, refusal: run.ToRunRank) -> None:
         self.open.refuse_stream(self._newest.pop(rank, 0), refusal)
 
     def remove_stream(self, session: int) -> None:
@@ -215,14 +213,14 @@ class _Round:
     deliver: Deliver
     began_at: float
     size: int
-    waiting: dict[RankId, RankEvidence]  # known facts about each rank that has not answered
+    waiting: dict[run.RankId, RankEvidence]  # known facts about each rank that has not answered
     limit: Timer
 
 
 class RunEvidence:
     """Collects evidence from the ranks of a run, and delivers it in the same messages that a manager uses."""
 
-    def __init__(self, timers: Timers, ask: Callable[[Iterable[RankId], EvidenceAsked], None]) -> None:
+    def __init__(self, timers: Timers, ask: Callable[[Iterable[run.RankId], EvidenceAsked], None]) -> None:
         self._timers = timers
         self._ask = ask
         self._numbers = itertools.count(1)
@@ -239,7 +237,7 @@ class RunEvidence:
         self._rounds[number] = _Round(request.number, deliver, now, len(waiting), waiting, limit)
         self._ask(waiting, EvidenceAsked(number))
 
-    def add_answer(self, rank: RankId, own: SelfReport) -> None:
+    def add_answer(self, rank: run.RankId, own: SelfReport) -> None:
         round_ = self._rounds.get(own.number)
         known = None if round_ is None else round_.waiting.pop(rank, None)
         if round_ is None or known is None:
@@ -266,22 +264,6 @@ class RunEvidence:
         for known in round_.waiting.values():
             round_.deliver(Evidence(round_.number, replace(known, missing=(SILENT,))))
         round_.deliver(EvidenceDone(round_.number))
-
-
-class RateLimit:
-    """Limits the rate of an action. `what` describes the action in the error."""
-
-    def __init__(self, what: str, per_s: float, at_once: int) -> None:
-        self._what = what
-        self._bucket = TokenBucket(per_s, at_once)
-
-    def count_use(self, now: float) -> None:
-        """Count one use of the action. Raise LimitReached instead if the limit is reached."""
-        if not self._bucket.try_take(now):
-            at_once, per_s = self._bucket.at_once, self._bucket.per_s
-            raise LimitReached(
-                f"{self._what}: at most {at_once:g} at once and {per_s:g} a second are taken; try again later"
-            )
 
 
 NOTED_WITHIN_S = 0.2
@@ -328,10 +310,10 @@ class RunDriver(MachineDriver[events.RunEvent, events.RunEffect]):
         self._owner = owner
         self._note_timer = DeadlineTimer(self._write_due_notes, ports.timers)
         self._noted_after_s = NOTED_WITHIN_S
-        self._key_writes = RateLimit("keys written for one run", KEY_WRITES_PER_S, KEY_WRITES_AT_ONCE)
+        self._key_writes = TokenBucket(KEY_WRITES_PER_S, KEY_WRITES_AT_ONCE)
         self._ranks = RankStreams()
         self._evidence = RunEvidence(ports.timers, lambda ranks, asked: self._ranks.send_to_ranks(tuple(ranks), asked))
-        self._supervisors = Streams[supervisor.SupervisorHello, supervisor.ToSupervisor]()
+        self._supervisors = Streams[run.SupervisorHello, run.ToSupervisor]()
 
     # -- ranks
 
@@ -373,28 +355,28 @@ class RunDriver(MachineDriver[events.RunEvent, events.RunEffect]):
 
     # -- supervisors
 
-    def open_supervisor(self, entry: supervisor.SupervisorHello, peer: Peer[supervisor.ToSupervisor]) -> int:
+    def open_supervisor(self, entry: run.SupervisorHello, peer: Peer[run.ToSupervisor]) -> int:
         """Open a supervisor's stream and return the stream's number."""
         session = next(self._numbers)
         self._supervisors[session] = Stream(entry, peer)
         self._feed(events.SupervisorJoined(entry, session))
         return session
 
-    def receive_from_supervisor(self, session: int, message: supervisor.FromSupervisor) -> None:
+    def receive_from_supervisor(self, session: int, message: run.FromSupervisor) -> None:
         entry = self._supervisors.owner_of(session)
         if entry is None:
             return
         match message:
-            case supervisor.SupervisorHeartbeat():
+            case run.SupervisorHeartbeat():
                 self.machine.supervisors.receive_heartbeat(session, message)
-            case supervisor.ProcessLost(rank, reason, output):
+            case run.ProcessLost(rank, reason, output):
                 output = tuple(map(without_credentials, output))  # stored in files and bug reports
-                message = supervisor.ProcessLost(rank, reason, output)
+                message = run.ProcessLost(rank, reason, output)
                 if self.machine.generations.ranks.is_newest(rank) or not self._report_exit(entry, message):
                     self._feed(events.RankLost(rank, reason, output, entry.name))
-            case supervisor.StopAsked() | supervisor.HostExcluded():
+            case run.StopAsked() | run.HostExcluded():
                 self._feed(events.SupervisorAsked(session, message, self._membership(entry)))
-            case supervisor.SupervisorHello():
+            case run.SupervisorHello():
                 raise InvalidRequest("a supervisor's stream has one", field="hello")
 
     def can_stop_run(self, session: int) -> bool:
@@ -402,20 +384,18 @@ class RunDriver(MachineDriver[events.RunEvent, events.RunEffect]):
         entry = self._supervisors.owner_of(session)
         return entry is not None and self.machine.can_stop_run(session, self._membership(entry))
 
-    def is_changed_by(
-        self, entry: supervisor.SupervisorHello, asked: supervisor.StopAsked | supervisor.HostExcluded
-    ) -> bool:
+    def is_changed_by(self, entry: run.SupervisorHello, asked: run.StopAsked | run.HostExcluded) -> bool:
         """Return whether the supervisor's request would change anything for the run."""
         if self.is_over:
             return False
-        if isinstance(asked, supervisor.StopAsked):
+        if isinstance(asked, run.StopAsked):
             return True
         host = entry.host or entry.name
         return all(
             (excluded.host, excluded.supervisor) != (host, "") for excluded in self.machine.supervisors.excluded_hosts
         )
 
-    def _report_exit(self, entry: supervisor.SupervisorHello, lost: supervisor.ProcessLost) -> bool:
+    def _report_exit(self, entry: run.SupervisorHello, lost: run.ProcessLost) -> bool:
         """Report the process's exit to the job. Return whether it may explain the loss of a replica group."""
         group, slot = group_of_supervisor(entry.name), lost.rank.slot
         slots = self.machine.supervisors.slots_of(group)
@@ -425,7 +405,7 @@ class RunDriver(MachineDriver[events.RunEvent, events.RunEffect]):
         )
         return self._owner.report_exit(self.name[0], group, lost.reason, evidence)
 
-    def _membership(self, entry: supervisor.SupervisorHello) -> Membership:
+    def _membership(self, entry: run.SupervisorHello) -> Membership:
         return self._owner.membership(self.name[0], group_of_supervisor(entry.name), digest_of(entry.secret))
 
     def end_supervisor(self, session: int) -> None:
@@ -501,12 +481,16 @@ class RunDriver(MachineDriver[events.RunEvent, events.RunEffect]):
             raise NotPermitted(
                 f"slot: only ranks of run {self.run_id} set its keys, and this caller is not the rank of slot {slot}"
             )
-        self._key_writes.count_use(self._clock())
+        if not self._key_writes.try_take(self._clock()):
+            raise LimitReached(
+                f"keys written for one run: at most {KEY_WRITES_AT_ONCE:g} at once and {KEY_WRITES_PER_S:g} a second "
+                "are taken; try again later"
+            )
         row = self.machine.keys.put_row(generation, kind, name, value)
         with self._ports.guarded():
             self._store.commit_key(self.name, row)
 
-    def status(self) -> RunStatus:
+    def status(self) -> run.RunStatus:
         return run_status(self.name, self.machine, self._clock())
 
     # -- life cycle

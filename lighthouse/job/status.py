@@ -10,15 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
 
-from lighthouse.job.events import (
-    MemberDraining,
-    MemberJoined,
-    MemberLeft,
-    MemberLost,
-    MemberReturned,
-    QuorumEffect,
-    QuorumFormed,
-)
+from lighthouse.job import events
 from lighthouse.job.forming import QuorumMachine, stragglers
 from lighthouse.job.progress import Grid, RunRank, grid_of
 from lighthouse.job.records import Group, Heal, Kind, QuorumConfig, Rank, RunName, SavedRun, Verdict
@@ -283,8 +275,8 @@ def _is_same(newest: TimelineEntry, at_unix_s: float, kind: TimelineKind, text: 
     return is_now and (newest.kind, newest.text) == (kind, text) and bool(newest.replica_ids)
 
 
-class TimelineWriter:
-    """Fills a job's timeline.
+class TimelineWriter(Timeline):
+    """Timeline that the machine's effects and the steps of the groups fill.
 
     A participant below its quorum's highest step is healing. It has healed once it works on a later step or joins at or
     above that step. A group that is catching up works on later steps during its heal, so for this group only a join
@@ -292,26 +284,26 @@ class TimelineWriter:
     """
 
     def __init__(self, job: Job) -> None:
-        self.timeline = Timeline()
+        super().__init__()
         self._job = job
 
-    def add_effects(self, effects: Sequence[QuorumEffect], at_unix_s: float) -> None:
+    def add_effects(self, effects: Sequence[events.QuorumEffect], at_unix_s: float) -> None:
         """Add timeline entries for effects that the machine has returned."""
         for effect in effects:
             match effect:
-                case MemberJoined(replica_id):
-                    self.timeline.add_entry(at_unix_s, TimelineKind.JOINED, (replica_id,))
-                case MemberReturned(replica_id, text):
-                    self.timeline.add_entry(at_unix_s, TimelineKind.JOINED, (replica_id,), text)
-                case MemberLost(replica_id, _, reason):
+                case events.MemberJoined(replica_id):
+                    self.add_entry(at_unix_s, TimelineKind.JOINED, (replica_id,))
+                case events.MemberReturned(replica_id, text):
+                    self.add_entry(at_unix_s, TimelineKind.JOINED, (replica_id,), text)
+                case events.MemberLost(replica_id, _, reason):
                     self._end_heal(replica_id)
-                    self.timeline.add_entry(at_unix_s, TimelineKind.LOST, (replica_id,), reason)
-                case MemberLeft(replica_id):
+                    self.add_entry(at_unix_s, TimelineKind.LOST, (replica_id,), reason)
+                case events.MemberLeft(replica_id):
                     self._end_heal(replica_id)
-                    self.timeline.add_entry(at_unix_s, TimelineKind.LEFT, (replica_id,))
-                case MemberDraining(replica_id):
-                    self.timeline.add_entry(at_unix_s, TimelineKind.DRAINED, (replica_id,))
-                case QuorumFormed():
+                    self.add_entry(at_unix_s, TimelineKind.LEFT, (replica_id,))
+                case events.MemberDraining(replica_id):
+                    self.add_entry(at_unix_s, TimelineKind.DRAINED, (replica_id,))
+                case events.QuorumFormed():
                     self._add_quorum(effect.quorum, at_unix_s, is_new=effect.is_new)
                 case _:
                     pass
@@ -326,11 +318,11 @@ class TimelineWriter:
     def add_verdict(self, verdict: StallVerdict | None, at_unix_s: float) -> None:
         """Add an entry for a new stall verdict or, if `verdict` is None, for the end of a stall."""
         if verdict is None:
-            self.timeline.add_entry(at_unix_s, TimelineKind.MOVES, (), "progress resumed")
+            self.add_entry(at_unix_s, TimelineKind.MOVES, (), "progress resumed")
             return
         names = sorted({rank.replica_id for rank in verdict.behind})
         text = f"nothing has moved for {verdict.still_s:.0f} s: {verdict.text}"
-        self.timeline.add_entry(at_unix_s, TimelineKind.STALL, names, text)
+        self.add_entry(at_unix_s, TimelineKind.STALL, names, text)
 
     def _add_quorum(self, quorum: Quorum, at_unix_s: float, *, is_new: bool) -> None:
         max_step = max(member.step for member in quorum.participants)
@@ -338,7 +330,7 @@ class TimelineWriter:
             names = [member.replica_id for member in quorum.participants]
             noun = "participant" if len(names) == 1 else "participants"
             text = f"quorum {quorum.quorum_id}: {len(names)} {noun} at step {max_step}"
-            self.timeline.add_entry(at_unix_s, TimelineKind.QUORUM, names, text)
+            self.add_entry(at_unix_s, TimelineKind.QUORUM, names, text)
         for member in quorum.participants:
             group = self._job.groups.get(member.replica_id)
             if group is None:
@@ -348,11 +340,11 @@ class TimelineWriter:
             if member.step < max_step and group.heal is None:
                 group.heal = Heal(max_step, member.catch_up)
                 text = f"from step {member.step} to {max_step}"
-                self.timeline.add_entry(at_unix_s, TimelineKind.HEALING, (group.replica_id,), text)
+                self.add_entry(at_unix_s, TimelineKind.HEALING, (group.replica_id,), text)
 
     def _healed(self, group: Group, step: int, at_unix_s: float) -> None:
         group.heal = None
-        self.timeline.add_entry(at_unix_s, TimelineKind.HEALED, (group.replica_id,), f"at step {step}")
+        self.add_entry(at_unix_s, TimelineKind.HEALED, (group.replica_id,), f"at step {step}")
 
     def _end_heal(self, replica_id: str) -> None:
         if (group := self._job.groups.get(replica_id)) is not None:

@@ -16,7 +16,7 @@ from lighthouse.job.incidents import OnStall
 from lighthouse.job.records import QuorumConfig
 from lighthouse.job.slow_ranks import SLOW_AFTER_S
 from lighthouse.job.store import MemoryStore
-from lighthouse.store.etcd_client import EtcdAddress, StoreCredentials, parse_etcd_address
+from lighthouse.store.etcd_client import EtcdClient, StoreCredentials, parse_etcd_address
 from lighthouse.store.sqlite import Journal, default_path
 from lighthouse_protocol.limits import JOIN_TIMEOUT_S, KEEPALIVE_S, LIGHTHOUSE_HTTP_PORT, LIGHTHOUSE_PORT
 from lighthouse_protocol.refusals import InvalidRequest
@@ -297,12 +297,12 @@ class LighthouseConfig:
         """
         return max(KEEPALIVE_S, KEEPALIVE_SHARE * self.heartbeat_timeout_s)
 
-    def etcd(self) -> EtcdAddress | None:
-        """Return the address of the shared store, or None without --store."""
-        return None if self.store is None else parse_etcd_address(self.store)
-
-    def store_credentials(self) -> StoreCredentials:
-        return StoreCredentials(self.store_ca, self.store_cert, self.store_key, self.store_user_file)
+    def etcd_client(self) -> EtcdClient | None:
+        """Return a client for the shared store, not yet open, or None without --store."""
+        if self.store is None:
+            return None
+        credentials = StoreCredentials(self.store_ca, self.store_cert, self.store_key, self.store_user_file)
+        return EtcdClient(parse_etcd_address(self.store), credentials.tls(), credentials.user())
 
     def memory(self) -> Journal | MemoryStore:
         """Return the journal, which the caller must still claim, or a store in memory if there is no journal.

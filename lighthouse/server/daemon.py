@@ -34,7 +34,6 @@ from lighthouse.server.page_acts import page_acts
 from lighthouse.server.services import REFLECTED, IncidentService, LighthouseService, RunService
 from lighthouse.server.webhook import PreemptionWebhook
 from lighthouse.store.election import SharedStore
-from lighthouse.store.etcd_client import EtcdClient
 from lighthouse.store.incident_files import IncidentFiles
 from lighthouse.store.ledger_files import LedgerFiles
 from lighthouse.store.sqlite import Journal
@@ -80,10 +79,12 @@ class LighthouseDaemon:
         self._config = config
         self._is_ready = False
         self._memory = config.memory()
-        self._shared = self._make_shared_store()
+        etcd = config.etcd_client()
+        self._shared = None if etcd is None else SharedStore(etcd, config.store_ttl_s, self.lead, self.follow)
         folder = config.incident_folder(self._memory)
         self._ledger = None if folder is None else LedgerFiles(folder)
-        self._incidents = self._make_incident_registry(folder)
+        files = None if folder is None else IncidentFiles(folder)
+        self._incidents = IncidentRegistry(OnStall(config.on_stall), files)
         self._counters = counters = Counters()
         self._webhook = None if config.on_preemption is None else PreemptionWebhook(config.on_preemption)
         self._jobs = JobRegistry(
@@ -147,10 +148,6 @@ class LighthouseDaemon:
         self._tasks: set[asyncio.Task[None]] = set()
         self.grpc_port = 0
         self.http_port = 0
-
-    def _make_incident_registry(self, folder: Path | None) -> IncidentRegistry:
-        files = None if folder is None else IncidentFiles(folder)
-        return IncidentRegistry(OnStall(self._config.on_stall), files)
 
     def _scrape(self, service: LighthouseService) -> Scrape:
         jobs = list(self._jobs)
@@ -330,16 +327,6 @@ class LighthouseDaemon:
         log.info("lighthouse stopped", extra=event("stopped"))
 
     # -- with --store
-
-    def _make_shared_store(self) -> SharedStore | None:
-        """Return the shared store, or None without --store."""
-        config = self._config
-        etcd = config.etcd()
-        if etcd is None:
-            return None
-        credentials = config.store_credentials()
-        client = EtcdClient(etcd, credentials.tls(), credentials.user())
-        return SharedStore(client, config.store_ttl_s, self)
 
     def lead(self) -> None:
         """Load the records and start serving as the leader.

@@ -9,7 +9,7 @@ import asyncio
 import dataclasses
 import logging
 import secrets
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from lighthouse.store import etcd_client as etcd
@@ -29,7 +29,6 @@ from lighthouse.store.leadership import (
 )
 from lighthouse.store.records import after_prefix
 from lighthouse_protocol.refusals import LighthouseError, NotLeader
-from lighthouse_runtime import log_event
 from lighthouse_runtime.log_event import event
 from lighthouse_runtime.ports import Timers
 from lighthouse_runtime.server.streams import OutputGate
@@ -64,18 +63,6 @@ class CandidateHost(Protocol):
         ...
 
 
-class ElectionListener(Protocol):
-    """Receives the results of leader elections."""
-
-    def lead(self) -> None:
-        """Start serving as the leader. The records are already loaded."""
-        ...
-
-    def follow(self, refusal: NotLeader) -> None:
-        """Stop serving, and refuse all callers with `refusal`."""
-        ...
-
-
 MAX_FAILURES_LOGGED = 16  # different ones in a row
 
 
@@ -95,24 +82,22 @@ class LeadershipDriver:
         self._timer = DeadlineTimer(self.tick, timers)
         self._failures: set[str] = set()  # logged since the last success
 
-    def start(self) -> None:
-        self.tick()
-
-    def feed(self, event: events.Event) -> None:
-        effects = self.candidate.handle(event, self._clock())
-        if isinstance(event, events.RequestFailed):
-            self._log_failure(event.reason)
+    def feed(self, told: events.Event) -> None:
+        effects = self.candidate.handle(told, self._clock())
+        if isinstance(told, events.RequestFailed):
+            self._log_failure(told.reason)
         elif self._failures and not self.status().store_error:
             self._failures.clear()
-            log.info("store: available again", extra=log_event.event("store_available"))
+            log.info("store: available again", extra=event("store_available"))
         self._perform(effects)
 
     def _log_failure(self, reason: str) -> None:
         if reason not in self._failures and len(self._failures) < MAX_FAILURES_LOGGED:
             self._failures.add(reason)
-            log.warning("store: %s", reason, extra=log_event.event("store_unavailable"))
+            log.warning("store: %s", reason, extra=event("store_unavailable"))
 
     def tick(self) -> None:
+        """Let the candidate act on the time. Call this once at the start; afterwards a timer calls it."""
         self._perform(self.candidate.tick(self._clock()))
 
     def refusal(self) -> NotLeader | None:
@@ -134,24 +119,16 @@ class LeadershipDriver:
         for effect in effects:
             match effect:
                 case events.LeadershipBegan(term, revision):
-                    log.info(
-                        "this lighthouse leads, in term %d", term, extra=log_event.event("leadership_began", term=term)
-                    )
+                    log.info("this lighthouse leads, in term %d", term, extra=event("leadership_began", term=term))
                     self._host.leadership_began(term, revision)
                 case events.LeadershipEnded(reason):
-                    log.warning(
-                        "this lighthouse no longer leads: %s", reason, extra=log_event.event("leadership_ended")
-                    )
+                    log.warning("this lighthouse no longer leads: %s", reason, extra=event("leadership_ended"))
                     self._host.leadership_ended(reason)
                 case events.LeaderChanged(leader):
                     if leader is not None:
-                        fields = log_event.event("leader_changed", leader=leader.address, term=leader.term)
-                        log.info(
-                            "this lighthouse follows %s, which leads in term %d",
-                            leader.address,
-                            leader.term,
-                            extra=fields,
-                        )
+                        fields = event("leader_changed", leader=leader.address, term=leader.term)
+                        text = "this lighthouse follows %s, which leads in term %d"
+                        log.info(text, leader.address, leader.term, extra=fields)
                     self._host.leader_changed(leader)
                 case _:
                     self._host.send(effect)
@@ -167,12 +144,15 @@ class SharedStore:
     Args:
         client: Client for the cluster, not yet open.
         ttl_s: The lease's duration in seconds.
-        listener: Starts and stops serving callers.
+        lead: Starts serving as the leader. The records are already loaded.
+        follow: Stops serving, and refuses all callers with the given error.
     """
 
-    def __init__(self, client: EtcdClient, ttl_s: float, listener: ElectionListener) -> None:
+    def __init__(
+        self, client: EtcdClient, ttl_s: float, lead: Callable[[], None], follow: Callable[[NotLeader], None]
+    ) -> None:
         self._client = client
-        self._listener = listener
+        self._lead, self._follow = lead, follow
         self.gate = OutputGate(self.refusal)
         self.records = EtcdStore(client.address.prefix, self._wake, self.gate.hold)
         self._config = CandidateConfig(secrets.token_hex(8), ttl_s)
@@ -197,7 +177,7 @@ class SharedStore:
         self._driver = LeadershipDriver(self._config, timers, self)
         await self._client.open()
         self._writer = asyncio.create_task(self._write(), name="etcd writer")
-        self._driver.start()
+        self._driver.tick()
 
     async def stop(self) -> None:
         """Write all queued records and revoke the lease, so that another lighthouse can become the leader at once."""
@@ -234,13 +214,13 @@ class SharedStore:
 
     def leadership_began(self, term: int, revision: int) -> None:
         self.records.begin(term, revision)
-        self._listener.lead()
+        self._lead()
 
     def leadership_ended(self, reason: str) -> None:
         self.records.end()
         refusal = self.refusal() or NotLeader(reason)
         self.gate.drop(refusal)
-        self._listener.follow(refusal)
+        self._follow(refusal)
 
     def leader_changed(self, leader: Leader | None) -> None:
         if leader is not None and (text := difference(self._me, leader)):

@@ -15,8 +15,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from http import HTTPStatus
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 import aiohttp
 
@@ -111,7 +110,7 @@ Json = Mapping[str, Any]
 
 
 class EtcdClient:
-    """Client for an etcd cluster. It is an async context manager.
+    """Client for an etcd cluster. Call `open` before the first request.
 
     Args:
         address: The cluster.
@@ -131,15 +130,6 @@ class EtcdClient:
         self._token = ""
         self._at = 0
         self._http: aiohttp.ClientSession | None = None
-
-    async def __aenter__(self) -> Self:
-        await self.open()
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, e: BaseException | None, at: TracebackType | None
-    ) -> None:
-        await self.close()
 
     async def open(self) -> None:
         self._http = aiohttp.ClientSession(trust_env=False)

@@ -12,7 +12,6 @@ from lighthouse.job.store import RecordStore
 from lighthouse.store.election import SharedStore
 from lighthouse.store.etcd_client import EtcdClient, parse_etcd_address
 from lighthouse.store.sqlite import Journal
-from lighthouse_protocol.refusals import NotLeader
 
 CLAIM_S = 30.0
 TTL_S = 30.0  # a test may compute for seconds on a busy machine
@@ -83,14 +82,8 @@ class EtcdHolder:
         self._run = run
         self._leads = asyncio.Event()
         self._client = EtcdClient(parse_etcd_address(address))
-        self.shared = SharedStore(self._client, TTL_S, self)
+        self.shared = SharedStore(self._client, TTL_S, self._leads.set, lambda refusal: None)
         self.store = self.shared.records
-
-    def lead(self) -> None:
-        self._leads.set()
-
-    def follow(self, refusal: NotLeader) -> None:
-        pass
 
     def start(self) -> None:
         self._run(self._start())

@@ -18,23 +18,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from lighthouse.job.events import (
-    JobEnded,
-    Joined,
-    JoinRefused,
-    Left,
-    Ordered,
-    ProcessPaused,
-    QuorumEffect,
-    QuorumEvent,
-    QuorumFormed,
-    QuorumResent,
-    SessionEnded,
-    SessionOpened,
-    SessionRefused,
-    Welcomed,
-    Withdrawn,
-)
+from lighthouse.job import events
 from lighthouse.job.forming import stragglers
 from lighthouse.job.records import QuorumConfig, QuorumRecord, Verdict
 from lighthouse.job.status import explain
@@ -113,11 +97,11 @@ class Script:
             self._calls[name], self._names[call] = call, name
             manager = self._managers.get(name)
             who = group(name, **options) if manager is None else self._participant(name, options)
-            self._feed(Joined(call, who, deadline_at, manager and manager.session))
+            self._feed(events.Joined(call, who, deadline_at, manager and manager.session))
 
     def _withdraw(self, names: list[str], _: dict[str, object]) -> None:
         for name in names:
-            self._feed(Withdrawn(name, self._calls.pop(name)))
+            self._feed(events.Withdrawn(name, self._calls.pop(name)))
 
     def _pass(self, durations: list[str], options: dict[str, object]) -> None:
         until = self._now + _value(durations[0])
@@ -143,7 +127,9 @@ class Script:
             seen = levels.held.quorum_id if levels.held else 0
             manager = self._managers[name] = _Manager(len(self._by_session) + 1, incarnation, levels, seen)
             self._by_session[manager.session] = name
-            self._feed(SessionOpened(manager.session, Hello(self._participant(name, {}), levels, secret_of(name))))
+            self._feed(
+                events.SessionOpened(manager.session, Hello(self._participant(name, {}), levels, secret_of(name)))
+            )
 
     def _participant(self, name: str, options: dict[str, object]) -> Participant:
         manager = self._managers[name]
@@ -160,16 +146,16 @@ class Script:
     def _end(self, names: list[str], options: dict[str, object]) -> None:
         for name in names:
             session = options.get("session") or self._managers.pop(name).session
-            self._feed(SessionEnded(int(str(session))))
+            self._feed(events.SessionEnded(int(str(session))))
 
     def _leave(self, names: list[str], _: dict[str, object]) -> None:
         for name in names:
-            self._feed(Left(self._managers.pop(name).session))
+            self._feed(events.Left(self._managers.pop(name).session))
 
     def _paused(self, durations: list[str], options: dict[str, object]) -> None:
         by_s = float(durations[0].removesuffix("s"))
         self._now += by_s
-        self._feed(ProcessPaused(by_s))
+        self._feed(events.ProcessPaused(by_s))
 
     def _restart(self, _: list[str], options: dict[str, object]) -> None:
         record = None if options.get("journal") == "lost" else self._record
@@ -183,31 +169,31 @@ class Script:
     def _status(self, *_: object) -> None:
         self._said.append(explain(self._machine, self._now))
 
-    def _feed(self, event: QuorumEvent) -> None:
+    def _feed(self, event: events.QuorumEvent) -> None:
         self._say(self._machine.handle(event, self._now))
 
-    def _say(self, effects: list[QuorumEffect]) -> None:
+    def _say(self, effects: list[events.QuorumEffect]) -> None:
         for effect in effects:
             match effect:
-                case QuorumFormed(quorum, calls, is_new, stands, record):
+                case events.QuorumFormed(quorum, calls, is_new, stands, record):
                     assert [self._names[call] for call in calls] == [p.replica_id for p in quorum.participants]
                     how = f"{'' if is_new else ', as before'}{', stands' if stands else ''}"
                     self._tell(f"quorum {_shown(quorum)}{how}")
                     self._record = record or self._record
                     self._hand(quorum, calls, stands)
-                case JobEnded(step, absent, record):
+                case events.JobEnded(step, absent, record):
                     self._tell(f"the job has ended at step {step}; absent: {' '.join(absent) or '-'}")
                     self._record = record
-                case JoinRefused(call, error):
+                case events.JoinRefused(call, error):
                     self._tell(f"{self._names[call]} refused: {type(error).__name__}: {error}")
-                case QuorumResent(quorum, call):
+                case events.QuorumResent(quorum, call):
                     self._tell(f"{self._names[call]} is handed {quorum.quorum_id} again")
                     self._hand(quorum, (call,), True)
-                case Ordered(order, sessions):
+                case events.Ordered(order, sessions):
                     self._tell(f"to {self._list(sessions)}: {_order(order)}")
-                case Welcomed(session, welcome) if welcome.order is not None:
+                case events.Welcomed(session, welcome) if welcome.order is not None:
                     self._tell(f"to {self._list((session,))}: {_order(welcome.order)}")
-                case SessionRefused(session, error, reason):
+                case events.SessionRefused(session, error, reason):
                     why = f"{type(error).__name__}: {error}" if error else reason
                     self._tell(f"{self._by_session[session]} is dismissed: {why}")
                 case _:

@@ -3,11 +3,11 @@
 import pytest
 
 from lighthouse.job import incidents
-from lighthouse.job.incidents import MAX_ASKED, EvidenceRound, EvidenceTarget, Question, check_ranks, read_ranks
+from lighthouse.job.incidents import MAX_ASKED, EvidenceRound, Question, check_ranks, read_ranks
 from lighthouse_protocol.refusals import InvalidRequest, UnknownName
 from tests.lighthouse.evidence import rank
 
-HERE = [EvidenceTarget("a", 1), EvidenceTarget("b", 2)]
+HERE = {"a": 1, "b": 2}
 
 
 def names(gathering: EvidenceRound) -> list[str]:
@@ -30,7 +30,7 @@ def test_all_have_answered():
 
 
 def test_who_cannot_be_asked_or_does_not_answer_is_named():
-    gathering = EvidenceRound([*HERE, EvidenceTarget("c", None), EvidenceTarget("slow", 5)])
+    gathering = EvidenceRound({**HERE, "c": None, "slow": 5})
     gathering.add_rank(5, rank(0))
     gathering.finish_session(1)
     gathering.drop_session(2)
@@ -49,7 +49,7 @@ def test_some_ranks_only():
 
 
 def test_of_many_groups_the_suspects_are_asked():
-    many = [EvidenceTarget(f"g{number:03}", number + 1) for number in range(MAX_ASKED + 20)]
+    many = {f"g{number:03}": number + 1 for number in range(MAX_ASKED + 20)}
     gathering = EvidenceRound(many, suspects=["g080/3", "g083/0"])
     asked = [question.replica_id for question in gathering.questions]
     assert (len(asked), asked[:3]) == (MAX_ASKED, ["g080", "g083", "g000"])

@@ -4,63 +4,40 @@ import itertools
 
 import pytest
 
-from lighthouse.job.events import (
-    GenerationFormed,
-    GenerationSent,
-    IncidentChanged,
-    Interrupted,
-    RankJoined,
-    RankMessage,
-    RankReported,
-    RecordDue,
-    SessionEnded,
-    StopAsked,
-    Stopped,
-)
+from lighthouse.job import events
 from lighthouse.job.records import SPACES_KEPT, RestartRecord, RunRecord
 from lighthouse.job.restarts import RunMachine
-from lighthouse_protocol.messages.run import (
-    FailureReport,
-    FinishReport,
-    Generation,
-    KeyKind,
-    RankHeartbeat,
-    RankHello,
-    RankId,
-    ReadyReport,
-    RunCounters,
-    RunTerms,
-)
+from lighthouse_protocol.messages import run
 from lighthouse_protocol.refusals import DuplicateReplica, InvalidRequest, Superseded, UnknownName, WrongState
 from tests.lighthouse.run_stage import RunStage, refusal, running
 
 SUPERVISED = {"stride": 100}
-DUE = RecordDue(RunRecord())
+DUE = events.RecordDue(RunRecord())
 
 
 class TestAdvance:
     def test_when_all_are_ready_all_are_told_at_once(self):
         machine = RunMachine()
-        terms = RunTerms(world_size=2)
-        a, b = RankId(0, "a"), RankId(1, "b")
-        assert machine.handle(RankJoined(RankHello(a, terms), 1), 0.0) == []
-        assert machine.handle(RankJoined(RankHello(b, terms), 2), 0.0) == []
-        assert machine.handle(RankReported(a, ReadyReport()), 1.0) == []
-        formed = Generation((a, b), RunCounters(number=0))
-        assert machine.handle(RankReported(b, ReadyReport()), 2.0) == [DUE, GenerationFormed(formed)]
-        assert machine.handle(RankReported(a, ReadyReport(0)), 3.0) == []
-        again = Generation((a, b), RunCounters(number=1, global_iteration=1))
-        assert machine.handle(RankReported(b, ReadyReport(0)), 4.0) == [DUE, GenerationFormed(again)]
+        terms = run.RunTerms(world_size=2)
+        a, b = run.RankId(0, "a"), run.RankId(1, "b")
+        assert machine.handle(events.RankJoined(run.RankHello(a, terms), 1), 0.0) == []
+        assert machine.handle(events.RankJoined(run.RankHello(b, terms), 2), 0.0) == []
+        assert machine.handle(events.RankReported(a, run.ReadyReport()), 1.0) == []
+        formed = run.Generation((a, b), run.RunCounters(number=0))
+        assert machine.handle(events.RankReported(b, run.ReadyReport()), 2.0) == [DUE, events.GenerationFormed(formed)]
+        assert machine.handle(events.RankReported(a, run.ReadyReport(0)), 3.0) == []
+        again = run.Generation((a, b), run.RunCounters(number=1, global_iteration=1))
+        assert machine.handle(events.RankReported(b, run.ReadyReport(0)), 4.0) == [DUE, events.GenerationFormed(again)]
 
     def test_a_loss_interrupts_the_others_at_once(self):
         stage = running(3, obedient=False)
-        effects = stage.machine.handle(SessionEnded(stage.workers[1].session or 0), stage.now)
+        effects = stage.machine.handle(events.SessionEnded(stage.workers[1].session or 0), stage.now)
         others = (stage.workers[0].rank, stage.workers[2].rank)
         reason = f"{stage.workers[1].rank}: its connection was lost"
         (restart,) = stage.machine.generations.restarts.restarts
         lost = stage.workers[1].rank
         assert restart == RestartRecord(0, reason, 0.0, "0.0", (lost,), caused_by=lost)
-        assert effects == [DUE, IncidentChanged(restart), Interrupted(0, reason, others, is_new=True)]
+        assert effects == [DUE, events.IncidentChanged(restart), events.Interrupted(0, reason, others, is_new=True)]
 
     @pytest.mark.parametrize("n", range(1, 10))
     def test_floor_half_plus_one(self, n: int):
@@ -90,7 +67,9 @@ class TestAdvance:
 class TestAlive:
     def test_moments_are_the_lighthouses_own(self):
         """Nothing that a rank says can be a moment: no event has a field for one."""
-        fields = {name for event in (RankHeartbeat, ReadyReport, RankHello) for name in event.__dataclass_fields__}
+        fields = {
+            name for event in (run.RankHeartbeat, run.ReadyReport, run.RankHello) for name in event.__dataclass_fields__
+        }
         assert not {name for name in fields if name.endswith(("_at", "time", "clock"))}
 
     @pytest.mark.parametrize("skew_s", [-31.0, 31.0])
@@ -137,14 +116,16 @@ class TestCatchUp:
         stage = running(2)
         rank = stage.workers[0].rank
         assert stage.named[0].active[0] == rank
-        assert stage.machine.handle(RankReported(rank, ReadyReport()), 1.0) == [GenerationSent(rank, stage.named[0])]
+        assert stage.machine.handle(events.RankReported(rank, run.ReadyReport()), 1.0) == [
+            events.GenerationSent(rank, stage.named[0])
+        ]
         assert stage.machine.generations.current.is_standing
 
     def test_a_predecessors_messages_are_refused(self):
         stage = running(2, **SUPERVISED)
         old = stage.workers[1].rank
         stage.start(1)
-        for event in (RankReported(old, RankHeartbeat()), RankReported(old, ReadyReport(0))):
+        for event in (events.RankReported(old, run.RankHeartbeat()), events.RankReported(old, run.ReadyReport(0))):
             assert isinstance(refusal(stage.machine.handle(event, stage.now)), Superseded)
 
     def test_a_lost_journal_is_learned_again_from_who_runs(self):
@@ -159,7 +140,7 @@ class TestCatchUp:
     def test_who_is_gone_must_enter_again(self):
         stage = running(2)
         stage.kill(1)
-        effects = stage.machine.handle(RankReported(stage.workers[1].rank, RankHeartbeat()), stage.now)
+        effects = stage.machine.handle(events.RankReported(stage.workers[1].rank, run.RankHeartbeat()), stage.now)
         assert isinstance(refusal(effects), UnknownName)
 
     def test_an_older_generation_is_over(self):
@@ -169,18 +150,18 @@ class TestCatchUp:
         stage.ready(1)
         assert stage.number == 1
         worker = stage.workers[0]
-        entry = RankHello(worker.rank, stage.terms, generation=0)
-        effects = stage.machine.handle(RankJoined(entry, 99), stage.now)
-        assert effects == [Interrupted(0, "this generation has ended", (worker.rank,))]
+        entry = run.RankHello(worker.rank, stage.terms, generation=0)
+        effects = stage.machine.handle(events.RankJoined(entry, 99), stage.now)
+        assert effects == [events.Interrupted(0, "this generation has ended", (worker.rank,))]
 
 
 class TestIdentity:
     def test_a_slot_of_its_own(self):
         stage = running(2)
         for attempt in (0, -1):
-            stage.machine.handle(RankJoined(RankHello(stage.workers[1].rank, stage.terms), 77), stage.now)
-            entry = RankHello(RankId(1, "thief"), stage.terms, attempt=attempt, host="h2", pid=7)
-            error = refusal(stage.machine.handle(RankJoined(entry, 50), stage.now))
+            stage.machine.handle(events.RankJoined(run.RankHello(stage.workers[1].rank, stage.terms), 77), stage.now)
+            entry = run.RankHello(run.RankId(1, "thief"), stage.terms, attempt=attempt, host="h2", pid=7)
+            error = refusal(stage.machine.handle(events.RankJoined(entry, 50), stage.now))
             assert isinstance(error, DuplicateReplica)
             assert "h2" in str(error)
         assert stage.machine.generations.current.is_standing
@@ -194,13 +175,13 @@ class TestIdentity:
 
     def test_all_have_the_same_terms(self):
         stage = running(2)
-        entry = RankHello(RankId(1, "other"), RunTerms(world_size=2, active=1), attempt=1)
-        assert isinstance(refusal(stage.machine.handle(RankJoined(entry, 50), stage.now)), WrongState)
+        entry = run.RankHello(run.RankId(1, "other"), run.RunTerms(world_size=2, active=1), attempt=1)
+        assert isinstance(refusal(stage.machine.handle(events.RankJoined(entry, 50), stage.now)), WrongState)
 
     def test_other_terms_when_nobody_is_here(self):
         stage = running(4)
         stage.kill(0, 1, 2, 3)
-        stage.terms = RunTerms(world_size=2)
+        stage.terms = run.RunTerms(world_size=2)
         stage.workers.clear()
         stage.start(0, 1)
         assert stage.running() == {0, 1}
@@ -214,7 +195,7 @@ class TestRecords:
         stage.start(0)
         stage.start(1, host="node7")
         stage.wait(3)
-        stage.feed(RankReported(stage.workers[1].rank, RankHeartbeat(41, "forward")))
+        stage.feed(events.RankReported(stage.workers[1].rank, run.RankHeartbeat(41, "forward")))
         stage.kill(1)
         stage.kill_lighthouse()
         stage.start_lighthouse()
@@ -227,7 +208,7 @@ class TestRecords:
         stage = running(2)
         size = 0
         for restart in range(10_000):
-            stage.machine.keys.put_row(stage.number, KeyKind.ITERATION, "step", b"1")
+            stage.machine.keys.put_row(stage.number, run.KeyKind.ITERATION, "step", b"1")
             stage.fail(restart % 2)
             if restart == 1000:
                 size = len(stage.machine.make_record(stage.now).restarts)
@@ -242,8 +223,8 @@ class TestLighthouseGone:
         stage = running(3, obedient=False)
         stage.fail(0)
         stage.ready(0, 1)
-        effects = list(stage.machine.handle(RankReported(stage.workers[2].rank, ReadyReport(0)), stage.now))
-        assert isinstance(effects[0], RecordDue)
+        effects = list(stage.machine.handle(events.RankReported(stage.workers[2].rank, run.ReadyReport(0)), stage.now))
+        assert isinstance(effects[0], events.RecordDue)
         stage.workers[2].runs, stage.workers[2].is_ready = False, True
         stage.record = effects[0].record
         stage.kill_lighthouse()
@@ -257,20 +238,24 @@ class TestLighthouseGone:
 def stopped() -> RunStage:
     stage = running(3)
     stage.fail(0)
-    stage.feed(StopAsked("exit code 130", "slot 1"))
+    stage.feed(events.StopAsked("exit code 130", "slot 1"))
     return stage
 
 
 def test_the_first_reason_stays():
     stage = stopped()
-    assert stage.machine.handle(StopAsked("another", "operator"), stage.now) == []
+    assert stage.machine.handle(events.StopAsked("another", "operator"), stage.now) == []
     assert stage.machine.stop is not None
     assert stage.machine.stop.reason == "exit code 130"
 
 
-@pytest.mark.parametrize("message", [RankHeartbeat(), ReadyReport(), FailureReport(1, "x"), FinishReport(1)])
-def test_whoever_says_something_is_told_again(message: RankMessage):
+@pytest.mark.parametrize(
+    "message", [run.RankHeartbeat(), run.ReadyReport(), run.FailureReport(1, "x"), run.FinishReport(1)]
+)
+def test_whoever_says_something_is_told_again(message: events.RankMessage):
     stage = stopped()
     rank = stage.workers[2].rank
     assert stage.machine.stop is not None
-    assert stage.machine.handle(RankReported(rank, message), stage.now) == [Stopped(stage.machine.stop, (rank,))]
+    assert stage.machine.handle(events.RankReported(rank, message), stage.now) == [
+        events.Stopped(stage.machine.stop, (rank,))
+    ]

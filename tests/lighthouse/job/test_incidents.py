@@ -27,7 +27,14 @@ from lighthouse.job.incidents import (
 )
 from lighthouse.job.records import Group
 from lighthouse.job.slow_ranks import SlowRank
-from lighthouse_protocol.messages.incident import Gathered, IncidentKind, IncidentSummary, MemberEvidence, RankEvidence
+from lighthouse_protocol.messages.incident import (
+    Gathered,
+    Incident,
+    IncidentKind,
+    IncidentSummary,
+    MemberEvidence,
+    RankEvidence,
+)
 from lighthouse_protocol.messages.membership import Distrust, DistrustKind
 from lighthouse_protocol.messages.progress import RankName, RejectedStep
 from lighthouse_protocol.rules.stall import Kind, StallVerdict
@@ -49,6 +56,20 @@ def names(group: str, *ranks: int) -> tuple[RankName, ...]:
 def gathered(*names: str) -> Gathered:
     ranks = [(name.partition("/")[0], int(name.partition("/")[2])) for name in names]
     return Gathered(tuple(MemberEvidence(group, RankEvidence(rank)) for group, rank in ranks))
+
+
+def only(kind: type[Opened | Changed | Recovered], effects: Sequence[incidents.Effect] | None) -> Incident:
+    """The incident of the only effect, which is of this kind."""
+    [effect] = effects or ()
+    assert isinstance(effect, kind)
+    return effect.incident
+
+
+def action_of(effects: Sequence[incidents.Effect]) -> Decision:
+    """What is due by the second of two effects, after the evidence."""
+    _, due = effects
+    assert isinstance(due, ActionDue)
+    return due.decision
 
 
 @dataclass
@@ -122,18 +143,14 @@ class TestAStall:
         )
         assert wanted == EvidenceWanted(summary.id, ("b/1",))
         stage.now += 2
-        changed, due = stage.took(summary.id, "a/0", "b/1")
-        assert isinstance(changed, Changed)
-        assert isinstance(due, ActionDue)
-        assert [one.name for one in changed.incident.evidence] == ["b/1", "a/0"], "the suspects first"
-        stage.told(stage.machine.record_action(summary.id, due.decision.text, stage.now))
+        effects = stage.took(summary.id, "a/0", "b/1")
+        assert [one.name for one in only(Changed, effects[:1]).evidence] == ["b/1", "a/0"], "the suspects first"
+        stage.told(stage.machine.record_action(summary.id, action_of(effects).text, stage.now))
         stage.now += 30
         stage.told(stage.machine.end_stall(stage.now))
         stage.now += 5
         assert stage.reached(10) == [], "that step had begun before"
-        [recovered] = stage.reached(11, quorum_id=7)
-        assert isinstance(recovered, Recovered)
-        told = recovered.incident.summary
+        told = only(Recovered, stage.reached(11, quorum_id=7)).summary
         assert (told.evidence_s, told.acted_s, told.over_s, told.step_s) == (63.0, 63.0, 93.0, 98.0)
         assert (told.quorum_s, told.action) == (None, "notified: nothing is killed (--on-stall notify)")
         assert not stage.machine.is_awaiting_commit
@@ -169,9 +186,7 @@ class TestAStall:
     def test_its_first_evidence_is_when_there_was_some_and_the_same_answer_is_said_once(self, stage: Stage):
         incident_id = stage.opens(behind("b/1", still_s=5.0))
         stage.now += 0.1
-        [_, due] = stage.took(incident_id)
-        assert isinstance(due, ActionDue)
-        stage.told(stage.machine.record_action(incident_id, due.decision.text, stage.now))
+        stage.told(stage.machine.record_action(incident_id, action_of(stage.took(incident_id)).text, stage.now))
         stage.now += 56
         stage.stalled(behind("b/0"))
         assert not [effect for effect in stage.took(incident_id) if isinstance(effect, ActionDue)]
@@ -215,9 +230,7 @@ class TestThePolicy:
         stage = Stage(policy)
         incident_id = stage.opens(behind(*suspects.split()))
         assert not [effect for effect in stage.all if isinstance(effect, ActionDue)], "evidence comes first"
-        [_, due] = stage.took(incident_id)
-        assert isinstance(due, ActionDue)
-        assert due.decision == decision
+        assert action_of(stage.took(incident_id)) == decision
 
     @pytest.mark.parametrize(
         ("ranks", "groups", "text"),
@@ -239,9 +252,7 @@ class TestThePolicy:
         incident_id = stage.opens(behind("b/1"))
         for number in range(MAX_FOLLOWED + 1):
             stage.told([stage.machine.open_fault("c", "slow c", f"c{number}", 10, stage.now, UNIX_S)])
-        _, due = stage.took(incident_id)
-        assert isinstance(due, ActionDue)
-        assert due.decision.groups == {"b": frozenset({1})}
+        assert action_of(stage.took(incident_id)).groups == {"b": frozenset({1})}
 
     def test_after_a_kill_nothing_more_is_killed_in_that_incident(self):
         stage = Stage(OnStall.RESTART_SUSPECTS)
@@ -270,22 +281,19 @@ class TestALoss:
     def test_its_offsets_are_counted_from_the_last_sign_of_life(self, stage: Stage):
         assert stage.lost("b", seen_at=995.0) == []
         stage.now += 0.5
-        [opened] = stage.told(stage.machine.open_losses(stage.now))
-        assert isinstance(opened, Opened)
-        summary = opened.incident.summary
+        summary = only(Opened, stage.told(stage.machine.open_losses(stage.now))).summary
         assert (summary.kind, summary.noticed_s, summary.suspects) == (IncidentKind.LOSS, 5.0, ("b",))
         assert summary.text == "b: its connection was lost"
         stage.now += 0.5
         stage.formed(8, step=10)
         assert stage.reached(10) == []
         stage.now += 1
-        assert isinstance(stage.reached(11)[0], Recovered)
+        only(Recovered, stage.reached(11))
         assert (stage.last.quorum_s, stage.last.quorum_id, stage.last.step_s) == (6.0, 8, 7.0)
 
     def test_several_groups_within_one_quorum_are_one(self, stage: Stage):
         stage.lost("b", is_asked=True)
-        [changed] = stage.lost("c")
-        assert isinstance(changed, Changed)
+        only(Changed, stage.lost("c"))
         assert stage.last.suspects == ("b", "c")
         assert stage.last.text == "b: its connection was lost; c: its connection was lost"
         assert stage.lost("b") == [], "its manager has gone, too"
@@ -320,11 +328,8 @@ class TestALoss:
         stage.formed(9)
         stage.now += 1
         assert stage.reached(11, quorum_id=7) == []
-        first, second = stage.reached(11, quorum_id=9)
-        assert isinstance(first, Recovered)
-        assert isinstance(second, Recovered)
-        assert (first.incident.summary.quorum_id, second.incident.summary.quorum_id) == (8, 9)
-        assert (first.incident.summary.step_s, second.incident.summary.step_s) == (2.0, 1.0)
+        recovered = [only(Recovered, [effect]).summary for effect in stage.reached(11, quorum_id=9)]
+        assert [(summary.quorum_id, summary.step_s) for summary in recovered] == [(8, 2.0), (9, 1.0)]
 
     def test_without_standing_quorums_the_next_round_tells_the_step(self, stage: Stage):
         stage.lost("b", is_asked=True)
@@ -344,9 +349,8 @@ class TestALoss:
 
 class TestAKill:
     def test_is_an_incident_at_once_and_says_who_asked(self, stage: Stage):
-        [opened] = stage.told(stage.machine.open_kill("a", 7, "by 127.0.0.1:9: it hangs", stage.now, UNIX_S))
-        assert isinstance(opened, Opened)
-        assert opened.incident.summary.text == "a: killed by 127.0.0.1:9: it hangs"
+        only(Opened, stage.told(stage.machine.open_kill("a", 7, "by 127.0.0.1:9: it hangs", stage.now, UNIX_S)))
+        assert stage.last.text == "a: killed by 127.0.0.1:9: it hangs"
         assert (stage.last.kind, stage.last.suspects) == (IncidentKind.LOSS, ("a",))
 
     def test_its_loss_is_the_same_incident_with_the_same_words(self, stage: Stage):
@@ -361,10 +365,10 @@ class TestAKill:
 class TestAFaultOfChaos:
     @pytest.fixture
     def id(self, stage: Stage) -> str:
-        [opened] = stage.told([stage.machine.open_fault("b", "kill b/1", "b/1", 10, stage.now, UNIX_S)])
-        assert isinstance(opened, Opened)
-        assert (stage.last.kind, stage.last.text, stage.last.suspects) == (IncidentKind.CHAOS, "kill b/1", ("b/1",))
-        return opened.incident.id
+        stage.told([stage.machine.open_fault("b", "kill b/1", "b/1", 10, stage.now, UNIX_S)])
+        [opened] = stage.opened
+        assert (opened.kind, opened.text, opened.suspects) == (IncidentKind.CHAOS, "kill b/1", ("b/1",))
+        return opened.id
 
     def end(self, stage: Stage, id: str) -> list[incidents.Effect]:
         return stage.told(stage.machine.end_fault(id))
@@ -376,8 +380,7 @@ class TestAFaultOfChaos:
         stage.reached(11)
         assert stage.last.step_s == 2.0
         assert stage.machine.is_awaiting_commit is False
-        [recovered] = self.end(stage, id)
-        assert isinstance(recovered, Recovered)
+        only(Recovered, self.end(stage, id))
 
     def test_it_has_recovered_once(self, stage: Stage, id: str):
         stage.reached(11)
@@ -390,9 +393,7 @@ class TestAFaultOfChaos:
     def test_it_recovers_after_its_end(self, stage: Stage, id: str):
         assert self.end(stage, id) == []
         stage.now += 3
-        [recovered] = stage.reached(11)
-        assert isinstance(recovered, Recovered)
-        assert stage.last.step_s == 3.0
+        assert only(Recovered, stage.reached(11)).summary.step_s == 3.0
 
     def test_the_loss_of_its_target_is_its_own(self, stage: Stage, id: str):
         stage.reached(11)
@@ -413,9 +414,8 @@ class TestAFaultOfChaos:
         assert [summary.kind for summary in stage.opened] == [IncidentKind.CHAOS]
 
     def test_the_dead_process_is_its_evidence(self, stage: Stage, id: str):
-        [changed] = stage.exited("b") or ()
-        assert isinstance(changed, Changed)
-        assert (changed.incident.id, changed.incident.evidence[0].rank.process) == (id, "ended: SIGKILL")
+        changed = only(Changed, stage.exited("b"))
+        assert (changed.id, changed.evidence[0].rank.process) == (id, "ended: SIGKILL")
         stage.told(stage.machine.open_unexplained_exits(math.inf))
         assert len(stage.opened) == 1
 
@@ -436,26 +436,15 @@ class TestNoState:
 
     def test_what_a_group_says_of_its_state_is_an_incident_once(self):
         stage = Stage()
-        [opened] = stage.machine.record_distrust(stage.group, self.TORN, stage.now, UNIX_S)
-        assert isinstance(opened, Opened)
-        summary = opened.incident.summary
+        summary = only(Opened, stage.machine.record_distrust(stage.group, self.TORN, stage.now, UNIX_S)).summary
         assert (summary.kind, summary.suspects, summary.noticed_s) == (IncidentKind.NOT_APPLIED, ("b",), 0.0)
         assert summary.text == f"b: {self.TORN.text}"
-        assert stage.machine.record_distrust(stage.group, self.TORN, stage.now + 1, UNIX_S) == [], (
-            "it says so until it has healed"
-        )
-        [recovered] = [
-            effect
-            for effect in [
-                *stage.machine.record_new_quorum(8, 6, 1001.0, is_new=True),
-                *stage.machine.record_step_reached(7, 8, 1002.0),
-            ]
-            if isinstance(effect, Recovered)
-        ]
-        assert recovered.incident.summary.step_s == 2.0
-        assert stage.machine.record_distrust(stage.group, self.TORN, 1003.0, UNIX_S) == [], (
-            "also when the others have gone on"
-        )
+        repeated = stage.machine.record_distrust(stage.group, self.TORN, 1001.0, UNIX_S)
+        assert repeated == [], "it says so until it has healed"
+        stage.machine.record_new_quorum(8, 6, 1001.0, is_new=True)
+        assert only(Recovered, stage.machine.record_step_reached(7, 8, 1002.0)).summary.step_s == 2.0
+        repeated = stage.machine.record_distrust(stage.group, self.TORN, 1003.0, UNIX_S)
+        assert repeated == [], "also when the others have gone on"
 
     def test_after_it_has_healed_the_same_is_another_one(self):
         stage = Stage()
@@ -466,33 +455,27 @@ class TestNoState:
 
 class TestNotFinite:
     REJECTED = RejectedStep(5, "the gradient of b is not finite (0.weight); samples here: 3, 9", is_own=True)
-    RANK = RankName("b", 1)
+
+    def reject(self, stage: Stage, step: RejectedStep | None) -> list[incidents.Effect]:
+        return stage.machine.record_rejected_step(stage.group, RankName("b", 1), step, stage.now, UNIX_S)
 
     def test_a_step_that_a_group_rejects_is_an_incident_once(self):
         stage = Stage()
-        [opened] = stage.machine.record_rejected_step(stage.group, self.RANK, self.REJECTED, stage.now, UNIX_S)
-        summary = opened.incident.summary
+        summary = only(Opened, self.reject(stage, self.REJECTED)).summary
         assert (summary.kind, summary.suspects, summary.noticed_s) == (IncidentKind.NONFINITE, ("b/1",), 0.0)
         assert summary.text == f"b/1: step 5 discarded: {self.REJECTED.reason}"
-        assert stage.machine.record_rejected_step(stage.group, self.RANK, self.REJECTED, stage.now + 1, UNIX_S) == [], (
-            "it is told for a while"
-        )
-        assert stage.machine.record_step_reached(5, 7, stage.now + 1) == []
-        [recovered] = stage.machine.record_step_reached(6, 7, stage.now + 2)
-        assert isinstance(recovered, Recovered)
+        assert self.reject(stage, self.REJECTED) == [], "it is told for a while"
+        assert stage.reached(5, 7) == []
+        only(Recovered, stage.reached(6, 7))
 
     def test_another_step_is_another_one_and_so_is_the_same_after_it_was_told_no_more(self):
         stage = Stage()
         for rejected in (self.REJECTED, replace(self.REJECTED, step=6), None, replace(self.REJECTED, step=6)):
-            stage.machine.record_rejected_step(stage.group, self.RANK, rejected, stage.now, UNIX_S)
+            self.reject(stage, rejected)
         assert len(stage.machine._cases) == 3
 
     def test_whose_gradients_it_was_may_not_be_known(self):
-        stage = Stage()
-        [opened] = stage.machine.record_rejected_step(
-            stage.group, self.RANK, replace(self.REJECTED, is_own=False), stage.now, UNIX_S
-        )
-        assert opened.incident.summary.suspects == ()
+        assert only(Opened, self.reject(Stage(), replace(self.REJECTED, is_own=False))).summary.suspects == ()
 
 
 class TestOneFaultIsOneIncident:
@@ -506,8 +489,7 @@ class TestOneFaultIsOneIncident:
         stage.lost("b", is_asked=True)
         stage.exited("b", is_member=False)
         assert stage.last.text == "b: its connection was lost: rank 1: SIGKILL"
-        [effect] = [effect for effect in stage.all if isinstance(effect, Changed)]
-        [evidence] = effect.incident.evidence
+        [evidence] = only(Changed, stage.all[1:]).evidence
         assert (evidence.name, evidence.rank.output) == ("b/1", ("last line",))
         assert len(stage.opened) == 1
 
@@ -523,9 +505,8 @@ class TestOneFaultIsOneIncident:
     def test_one_that_no_loss_follows_is_an_incident_by_itself(self, stage: Stage):
         stage.exited("b")
         assert stage.machine.open_unexplained_exits(stage.now + incidents.EXIT_KEPT_S - 0.1) == []
-        [effect] = stage.machine.open_unexplained_exits(stage.now + incidents.EXIT_KEPT_S)
-        assert isinstance(effect, Opened)
-        assert (effect.incident.summary.kind, effect.incident.summary.text) == (IncidentKind.EXIT, "b: rank 1: SIGKILL")
+        summary = only(Opened, stage.machine.open_unexplained_exits(stage.now + incidents.EXIT_KEPT_S)).summary
+        assert (summary.kind, summary.text) == (IncidentKind.EXIT, "b: rank 1: SIGKILL")
         assert stage.machine.open_unexplained_exits(stage.now + 1000) == []
 
     def test_that_of_a_group_outside_the_quorum_belongs_elsewhere(self, stage: Stage):
@@ -540,9 +521,7 @@ class TestOneFaultIsOneIncident:
         stage.now += 5
         assert stage.back("a", "b") == []
         stage.now += 5
-        [changed] = stage.back("a", "b", "c", quorum_id=10)
-        assert isinstance(changed, Changed)
-        assert changed.incident.summary.back_s == pytest.approx(10.1)
+        assert only(Changed, stage.back("a", "b", "c", quorum_id=10)).summary.back_s == pytest.approx(10.1)
         assert not stage.machine.is_awaiting_quorum
 
 
@@ -556,25 +535,21 @@ class TestASlowRank:
     def test_it_is_an_incident_with_its_own_stacks_until_it_recovers(self):
         stage = Stage(OnStall.RESTART_SUSPECTS)
         opened, wanted = self.track(stage, self.NAME)
-        assert isinstance(opened, Opened)
-        summary = opened.incident.summary
+        summary = only(Opened, [opened]).summary
         assert (summary.kind, summary.suspects, summary.noticed_s) == (IncidentKind.SLOW, ("b/1",), 60.0)
         for _ in range(MAX_LOOKS):
             assert wanted == EvidenceWanted(summary.id, ("b/1",), is_of_suspects=True)
             assert self.track(stage, self.NAME) == [], "its evidence is on the way"
             stage.now += 1
-            [changed] = stage.told(stage.machine.add_evidence(summary.id, gathered("b/1"), MEMBERS, stage.now))
+            changed = only(Changed, stage.took(summary.id, "b/1"))
             stage.now += 14
             wanted = next(iter(self.track(stage, self.NAME)), None)
         assert wanted is None, "enough"
-        assert isinstance(changed, Changed)
-        assert len(changed.incident.evidence) == MAX_LOOKS
-        assert changed.incident.summary.evidence_s == 61.0
+        assert (len(changed.evidence), changed.summary.evidence_s) == (MAX_LOOKS, 61.0)
         assert stage.told(stage.machine.record_new_quorum(8, 20, stage.now, is_new=True)) == []
         assert stage.told(stage.machine.record_step_reached(30, 8, stage.now)) == [], "a step is no recovery"
-        [over] = self.track(stage)
-        assert isinstance(over, Changed)
-        assert (over.incident.summary.over_s, over.incident.summary.step_s) == (stage.now - 940.0, None)
+        over = only(Changed, self.track(stage)).summary
+        assert (over.over_s, over.step_s) == (stage.now - 940.0, None)
 
     def test_a_rank_that_is_slow_again_and_again_is_one_incident_in_10_minutes(self):
         stage = Stage()
@@ -594,14 +569,11 @@ class TestASlowRank:
     def test_ranks_that_become_slow_together_are_one_incident_with_one_collection_of_evidence(self):
         stage, names = Stage(), [RankName("b", number) for number in range(1, 9)]
         opened, wanted = self.track(stage, *names)
-        assert isinstance(opened, Opened)
-        summary = opened.incident.summary
+        summary = only(Opened, [opened]).summary
         assert (summary.text, summary.suspects) == ("b/1 is slow; also slow: b/2-8", tuple(map(str, names)))
         assert wanted == EvidenceWanted(summary.id, summary.suspects, is_of_suspects=True)
         assert self.track(stage, *names[2:]) == [], "some of its ranks are still slow"
-        [over] = self.track(stage)
-        assert isinstance(over, Changed)
-        assert over.incident.summary.over_s == 60.0
+        assert only(Changed, self.track(stage)).summary.over_s == 60.0
 
     def test_of_very_many_ranks_is_short(self):
         stage = Stage()
@@ -611,21 +583,16 @@ class TestASlowRank:
 
     def test_a_rank_that_recovers_before_its_evidence_is_there_gets_it_still(self):
         stage = Stage()
-        opened, _ = self.track(stage, self.NAME)
-        assert isinstance(opened, Opened)
+        self.track(stage, self.NAME)
         self.track(stage)
-        [changed] = stage.took(opened.incident.id, "b/1")
-        assert isinstance(changed, Changed)
-        assert [one.name for one in changed.incident.evidence] == ["b/1"]
-        assert changed.incident.summary.over_s == 60.0
-        assert stage.took(opened.incident.id, "b/1") == [], "it is not followed any more"
+        changed = only(Changed, stage.took(stage.last.id, "b/1"))
+        assert ([one.name for one in changed.evidence], changed.summary.over_s) == (["b/1"], 60.0)
+        assert stage.took(changed.id, "b/1") == [], "it is not followed any more"
 
     def test_a_rank_whose_group_is_gone_is_no_longer_slow(self):
         stage = Stage()
         self.track(stage, self.NAME, RankName("c", 0))
         assert stage.machine.end_slow_group("a", stage.now) == []
         assert stage.machine.end_slow_group("c", stage.now) == []
-        [over] = stage.machine.end_slow_group("b", stage.now)
-        assert isinstance(over, Changed)
-        assert over.incident.summary.over_s == 60.0
+        assert only(Changed, stage.machine.end_slow_group("b", stage.now)).summary.over_s == 60.0
         assert stage.machine.end_slow_group("b", stage.now) == []

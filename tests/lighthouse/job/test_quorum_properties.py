@@ -7,15 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lighthouse.job.events import (
-    HeartbeatReceived,
-    Joined,
-    JoinRefused,
-    QuorumEffect,
-    QuorumEvent,
-    QuorumFormed,
-    Withdrawn,
-)
+from lighthouse.job import events
 from lighthouse.job.records import QuorumConfig, Verdict
 from lighthouse_protocol.messages.membership import Participant
 from tests.lighthouse.builders import AnswersOnly, beat, group
@@ -88,7 +80,7 @@ class Story:
         self.is_punctual = is_punctual
         self.now = 0.0
         self.calls = 0
-        self.formed: list[QuorumFormed] = []
+        self.formed: list[events.QuorumFormed] = []
 
     def tell(self, step: Step) -> None:
         self.wait(step.wait)
@@ -104,13 +96,13 @@ class Story:
                     self.feed(beat(name))
             case "withdraw":
                 member = self.machine.job.groups.get(step.who)
-                self.feed(Withdrawn(step.who, member.call if member and member.call else self.calls + 1000))
+                self.feed(events.Withdrawn(step.who, member.call if member and member.call else self.calls + 1000))
             case _:
                 self.feed(None)
 
     def join(self, participant: Participant, time_left: float = 1000.0) -> None:
         self.calls += 1
-        self.feed(Joined(self.calls, participant, self.now + time_left))
+        self.feed(events.Joined(self.calls, participant, self.now + time_left))
 
     def round(self, step: Step) -> None:
         """Everybody who trained and does not wait asks again; `who` among them with fields of its own."""
@@ -124,7 +116,7 @@ class Story:
     def end_all_calls(self) -> None:
         for member in list(self.machine.job.groups.values()):
             if member.call is not None:
-                self.feed(Withdrawn(member.replica_id, member.call))
+                self.feed(events.Withdrawn(member.replica_id, member.call))
 
     def wait(self, seconds: float) -> None:
         until = self.now + seconds
@@ -133,10 +125,10 @@ class Story:
             self.feed(None)
         self.now = until
 
-    def feed(self, event: QuorumEvent | None) -> None:
+    def feed(self, event: events.QuorumEvent | None) -> None:
         effects = list(self.machine.handle(event, self.now) if event else self.machine.tick(self.now))
         self.plain.check(event, effects, self.now)
-        self.formed += [effect for effect in effects if isinstance(effect, QuorumFormed)]
+        self.formed += [effect for effect in effects if isinstance(effect, events.QuorumFormed)]
         assert self.machine.decision.verdict is not Verdict.READY
 
 
@@ -200,6 +192,6 @@ def may_form(config: QuorumConfig, asking: int) -> bool:
 
 def test_the_witness_notices_an_answer_to_a_call_that_ended():
     plain = PlainQuorum(AnswersOnly(QuorumConfig()))
-    effects: list[QuorumEffect] = [JoinRefused(7, RuntimeError())]  # type: ignore[arg-type]
+    effects: list[events.QuorumEffect] = [events.JoinRefused(7, RuntimeError())]  # type: ignore[arg-type]
     with pytest.raises(AssertionError, match="did not wait"):
-        plain.check(HeartbeatReceived("a"), effects, 0.0)
+        plain.check(events.HeartbeatReceived("a"), effects, 0.0)

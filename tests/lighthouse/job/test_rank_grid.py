@@ -22,7 +22,7 @@ def ranks(name: str, *present: int, size: int = 8) -> GroupRanks:
 
 def admitted(grid: Grid) -> tuple[str, ...]:
     """The groups that may be in a quorum."""
-    return tuple(group.replica_id for group in grid.groups if group.is_whole)
+    return tuple(group.replica_id for group in grid.groups if not group.missing)
 
 
 def documents_check_waits(grid: Grid, mpi_world_size: int) -> bool:

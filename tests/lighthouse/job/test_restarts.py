@@ -4,53 +4,17 @@ from dataclasses import replace
 
 import pytest
 
-from lighthouse.job.events import (
-    Completed,
-    IncidentChanged,
-    ProcessPaused,
-    RankJoined,
-    RankLost,
-    RankRefused,
-    RankReported,
-    RecordChanged,
-    RecordDue,
-    ResumeAsked,
-    Resumed,
-    RunEffect,
-    RunEvent,
-    RunVerdict,
-    SessionEnded,
-    StopAsked,
-    Stopped,
-    SupervisorAsked,
-    SupervisorEnded,
-    SupervisorJoined,
-    SupervisorMessage,
-)
+from lighthouse.job import events
 from lighthouse.job.generations import EVIDENCE_KEPT, LOST_KEPT, RESTARTS_KEPT
 from lighthouse.job.records import Membership, RunConfig, RunRecord, dump_run, parse_run
 from lighthouse.job.restarts import MAX_SUPERVISORS, RunMachine, Supervisors
 from lighthouse_protocol.messages import run
-from lighthouse_protocol.messages.run import (
-    FinishReport,
-    HelloRejected,
-    ProcessLost,
-    RankHeartbeat,
-    RankHello,
-    RankId,
-    ReadyReport,
-    RunCompleted,
-    RunStopped,
-    RunTerms,
-    SupervisorHello,
-    SupervisorWelcome,
-)
 from lighthouse_protocol.refusals import LighthouseError, Superseded, WrongState
 from tests.lighthouse.run_stage import RunStage, running
 
-WELCOME = SupervisorWelcome(1.0)
+WELCOME = run.SupervisorWelcome(1.0)
 
-DUE = RecordDue(RunRecord())
+DUE = events.RecordDue(RunRecord())
 
 
 def again(machine: RunMachine) -> RunMachine:
@@ -58,22 +22,22 @@ def again(machine: RunMachine) -> RunMachine:
     return RunMachine(RunConfig(), record=parse_run(dump_run(machine.make_record(5.0))), now=5.0)
 
 
-def joins(session: int, name: str = "g", incarnation: str = "1", host: str = "") -> SupervisorJoined:
-    return SupervisorJoined(SupervisorHello(name, incarnation, host, (0, 1)), session)
+def joins(session: int, name: str = "g", incarnation: str = "1", host: str = "") -> events.SupervisorJoined:
+    return events.SupervisorJoined(run.SupervisorHello(name, incarnation, host, (0, 1)), session)
 
 
-def asks(session: int, reason: str, membership: Membership = Membership.OPEN) -> SupervisorAsked:
+def asks(session: int, reason: str, membership: Membership = Membership.OPEN) -> events.SupervisorAsked:
     """A stop."""
-    return SupervisorAsked(session, run.StopAsked(reason), membership)
+    return events.SupervisorAsked(session, run.StopAsked(reason), membership)
 
 
 def told(effects: object, session: int) -> object:
     assert isinstance(effects, list)
-    return next(e.message for e in effects if isinstance(e, SupervisorMessage) and e.session == session)
+    return next(e.message for e in effects if isinstance(e, events.SupervisorMessage) and e.session == session)
 
 
 def refusal(message: object) -> LighthouseError:
-    assert isinstance(message, HelloRejected)
+    assert isinstance(message, run.HelloRejected)
     return message.error
 
 
@@ -84,7 +48,7 @@ class TestSupervisors:
         effects = machine.handle(joins(2), 1.0)
         assert isinstance(refusal(told(effects, 1)), Superseded)
         assert told(effects, 2) == WELCOME
-        machine.handle(SupervisorEnded(1), 1.0)
+        machine.handle(events.SupervisorEnded(1), 1.0)
         assert not machine.is_quiet
 
     def test_of_two_with_one_name_the_older_ends_for_good(self):
@@ -98,27 +62,27 @@ class TestSupervisors:
         assert "h2" in str(error)
         for session, each in enumerate([machine, again(machine)], start=3):
             (effect,) = each.handle(joins(session, incarnation="old", host="h1"), 2.0)
-            assert isinstance(effect, SupervisorMessage)
+            assert isinstance(effect, events.SupervisorMessage)
             assert isinstance(refusal(effect.message), Superseded)
 
     def test_a_stop_is_told_to_who_comes_later_and_outlives_the_lighthouse(self):
         machine = RunMachine()
         machine.handle(joins(1), 0.0)
-        stop = RunStopped("exit code 130", "g", -1)
-        assert machine.handle(asks(1, "exit code 130"), 1.0) == [DUE, Stopped(stop, (), is_new=True)]
+        stop = run.RunStopped("exit code 130", "g", -1)
+        assert machine.handle(asks(1, "exit code 130"), 1.0) == [DUE, events.Stopped(stop, (), is_new=True)]
         for each in (machine, again(machine)):
-            assert each.handle(joins(2, "late"), 6.0) == [SupervisorMessage(2, stop)]
-            assert each.handle(RankJoined(RankHello(RankId(0, "a"), RunTerms(2)), 3), 6.0) == [
-                Stopped(stop, (RankId(0, "a"),))
+            assert each.handle(joins(2, "late"), 6.0) == [events.SupervisorMessage(2, stop)]
+            assert each.handle(events.RankJoined(run.RankHello(run.RankId(0, "a"), run.RunTerms(2)), 3), 6.0) == [
+                events.Stopped(stop, (run.RankId(0, "a"),))
             ]
 
 
 class TestLiftedStops:
     """Who was told a stop ends by it. What it asks for later is no second stop."""
 
-    def stopped(self, *before: RunEvent) -> RunMachine:
+    def stopped(self, *before: events.RunEvent) -> RunMachine:
         machine = RunMachine()
-        for event in (*before, StopAsked("enough", "operator"), SupervisorEnded(1), ResumeAsked()):
+        for event in (*before, events.StopAsked("enough", "operator"), events.SupervisorEnded(1), events.ResumeAsked()):
             machine.handle(event, 0.0)
         return machine
 
@@ -127,32 +91,36 @@ class TestLiftedStops:
         machine = self.stopped(joins(1))
         machine = again(machine) if restarts else machine
         stop = told(machine.handle(joins(2), 9.0), 2)
-        assert isinstance(stop, RunStopped)
+        assert isinstance(stop, run.RunStopped)
         assert stop.reason == "enough"
         assert machine.handle(asks(2, "a rank died: 130"), 9.0) == []
         assert machine.stop is None
 
     def test_one_of_which_a_rank_was_connected_is_told_it_also_without_having_been_here(self):
-        machine = self.stopped(RankJoined(RankHello(RankId(0, "1.7"), RunTerms(2)), 7))
-        assert isinstance(told(machine.handle(joins(2), 9.0), 2), RunStopped)
+        machine = self.stopped(events.RankJoined(run.RankHello(run.RankId(0, "1.7"), run.RunTerms(2)), 7))
+        assert isinstance(told(machine.handle(joins(2), 9.0), 2), run.RunStopped)
 
-    @pytest.mark.parametrize("came", [joins(1), RankJoined(RankHello(RankId(0, "1.7"), RunTerms(2)), 7)])
-    def test_who_comes_while_it_is_in_force_ends_by_it_and_that_is_written_down(self, came: RunEvent):
+    @pytest.mark.parametrize(
+        "came", [joins(1), events.RankJoined(run.RankHello(run.RankId(0, "1.7"), run.RunTerms(2)), 7)]
+    )
+    def test_who_comes_while_it_is_in_force_ends_by_it_and_that_is_written_down(self, came: events.RunEvent):
         machine = RunMachine()
-        machine.handle(StopAsked("enough", "operator"), 0.0)
-        assert machine.handle(came, 1.0)[-1] == RecordChanged()
+        machine.handle(events.StopAsked("enough", "operator"), 0.0)
+        assert machine.handle(came, 1.0)[-1] == events.RecordChanged()
         machine = again(machine)
-        machine.handle(ResumeAsked(), 8.0)
-        assert isinstance(told(machine.handle(joins(2), 9.0), 2), RunStopped)
+        machine.handle(events.ResumeAsked(), 8.0)
+        assert isinstance(told(machine.handle(joins(2), 9.0), 2), run.RunStopped)
 
-    @pytest.mark.parametrize(("before", "incarnation"), [((joins(1), SupervisorEnded(1)), "1"), ((joins(1),), "2")])
+    @pytest.mark.parametrize(
+        ("before", "incarnation"), [((joins(1), events.SupervisorEnded(1)), "1"), ((joins(1),), "2")]
+    )
     def test_one_that_was_away_with_all_its_ranks_and_a_successor_may_stop_the_run(
-        self, before: tuple[RunEvent, ...], incarnation: str
+        self, before: tuple[events.RunEvent, ...], incarnation: str
     ):
         machine = self.stopped(*before)
         assert told(machine.handle(joins(2, incarnation=incarnation), 9.0), 2) == WELCOME
         machine.handle(asks(2, "again"), 9.0)
-        assert machine.stop == RunStopped("again", "g", -1)
+        assert machine.stop == run.RunStopped("again", "g", -1)
 
     def test_what_is_kept_of_them_is_bounded(self):
         supervisors = Supervisors()
@@ -162,19 +130,19 @@ class TestLiftedStops:
     def test_the_slots_of_all_of_them_are_those_of_a_run_at_most(self, monkeypatch: pytest.MonkeyPatch):
         monkeypatch.setattr("lighthouse.job.restarts.MAX_GROUP_WORLD_SIZE", 4)
         supervisors = Supervisors()
-        supervisors.admit_supervisor(SupervisorHello("a", "a1", slots=(0, 1, 2)), 1)
-        more = SupervisorHello("b", "b1", slots=(3, 4))
+        supervisors.admit_supervisor(run.SupervisorHello("a", "a1", slots=(0, 1, 2)), 1)
+        more = run.SupervisorHello("b", "b1", slots=(3, 4))
         assert str(supervisors.check_supervisor(more, 0.0)) == (
             "slots: with those of b the supervisors of this run start 5 ranks; at most 4"
         )
-        assert supervisors.check_supervisor(SupervisorHello("a", "a2", slots=(0, 1, 2, 3)), 0.0) is None, (
+        assert supervisors.check_supervisor(run.SupervisorHello("a", "a2", slots=(0, 1, 2, 3)), 0.0) is None, (
             "it takes its own place"
         )
-        supervisors.admit_supervisor(SupervisorHello("a", "a2", slots=(0, 1)), 2)
+        supervisors.admit_supervisor(run.SupervisorHello("a", "a2", slots=(0, 1)), 2)
         assert supervisors.check_supervisor(more, 0.0) is None
         assert (
             Supervisors(supervisors.supervisor_records()).check_supervisor(
-                SupervisorHello("c", "c1", slots=(3, 4, 5)), 0.0
+                run.SupervisorHello("c", "c1", slots=(3, 4, 5)), 0.0
             )
             is not None
         )
@@ -188,12 +156,14 @@ class TestGroups:
         stage = RunStage(2)
         stage.feed(joins(70, "a", "s"))
         stage.feed(joins(71, "b", "t"))
-        first = RankHello(RankId(0, "s.0"), stage.terms)
-        stage.feed(RankJoined(first, 1))
+        first = run.RankHello(run.RankId(0, "s.0"), stage.terms)
+        stage.feed(events.RankJoined(first, 1))
         if is_started_again:
             stage.feed(joins(72, "a", "another"))
-        second = RankHello(RankId(0, "t.0"), stage.terms, attempt=3)
-        [refused] = [e for e in stage.machine.handle(RankJoined(second, 2), 9.0) if isinstance(e, RankRefused)]
+        second = run.RankHello(run.RankId(0, "t.0"), stage.terms, attempt=3)
+        [refused] = [
+            e for e in stage.machine.handle(events.RankJoined(second, 2), 9.0) if isinstance(e, events.RankRefused)
+        ]
         assert "slot: 0 of this run is a rank of a, and also of b" in str(refused.error)
         assert 'restart_scope="group"' in str(refused.error)
         assert stage.machine.generations.ranks.find_live(first.rank) is not None
@@ -202,10 +172,12 @@ class TestGroups:
         stage = RunStage(2)
         stage.feed(joins(70, "a", "s"))
         stage.feed(joins(71, "b", "t"))
-        stage.feed(RankJoined(RankHello(RankId(0, "s.0"), stage.terms), 1))
-        stage.feed(SessionEnded(1))
-        second = RankHello(RankId(0, "t.0"), stage.terms, attempt=3)
-        assert not [e for e in stage.machine.handle(RankJoined(second, 2), 9.0) if isinstance(e, RankRefused)]
+        stage.feed(events.RankJoined(run.RankHello(run.RankId(0, "s.0"), stage.terms), 1))
+        stage.feed(events.SessionEnded(1))
+        second = run.RankHello(run.RankId(0, "t.0"), stage.terms, attempt=3)
+        assert not [
+            e for e in stage.machine.handle(events.RankJoined(second, 2), 9.0) if isinstance(e, events.RankRefused)
+        ]
 
 
 class TestHosts:
@@ -215,15 +187,17 @@ class TestHosts:
         stage.start(2, host="h7")
         stage.feed(joins(70, host="h7"))
         excludes = run.HostExcluded("GPU 3 has fallen off the bus")
-        stage.feed(SupervisorAsked(70, excludes, Membership.MEMBER))
+        stage.feed(events.SupervisorAsked(70, excludes, Membership.MEMBER))
         stage.obey()
         assert stage.members() == {0, 1}
         assert "h7 is excluded" in stage.machine.generations.restarts.restarts[0].cause
         for machine in (stage.machine, again(stage.machine)):
             effects = list(machine.handle(joins(71, host="h7", incarnation="2"), 9.0))
             errors = [refusal(told(effects, 71))]
-            for effect in machine.handle(RankJoined(RankHello(RankId(2, "n"), stage.terms, host="h7"), 72), 9.0):
-                assert isinstance(effect, RankRefused)
+            for effect in machine.handle(
+                events.RankJoined(run.RankHello(run.RankId(2, "n"), stage.terms, host="h7"), 72), 9.0
+            ):
+                assert isinstance(effect, events.RankRefused)
                 errors.append(effect.error)
             assert len(errors) == 2
             for error in errors:
@@ -233,12 +207,12 @@ class TestHosts:
     def test_it_is_said_once_until_resume_lets_it_in_again(self):
         machine = RunMachine()
         machine.handle(joins(7, host="h7"), 0.0)
-        excludes = SupervisorAsked(7, run.HostExcluded("broken"), Membership.MEMBER)
-        assert machine.handle(excludes, 0.0) == [RecordChanged()]
-        again = SupervisorAsked(7, run.HostExcluded("again"), Membership.MEMBER)
+        excludes = events.SupervisorAsked(7, run.HostExcluded("broken"), Membership.MEMBER)
+        assert machine.handle(excludes, 0.0) == [events.RecordChanged()]
+        again = events.SupervisorAsked(7, run.HostExcluded("again"), Membership.MEMBER)
         assert machine.handle(again, 1.0) == []
         assert [(each.host, each.reason) for each in machine.supervisors.excluded_hosts] == [("h7", "broken")]
-        assert machine.handle(ResumeAsked(), 1.0) == [DUE, Resumed()]
+        assert machine.handle(events.ResumeAsked(), 1.0) == [DUE, events.Resumed()]
         assert machine.make_record(1.0).excluded == ()
         effects = machine.handle(joins(1, host="h7"), 2.0)
         assert told(effects, 1) == WELCOME
@@ -250,29 +224,29 @@ class TestIncidents:
         stage = running(3)
         lost = stage.workers[1].rank
         stage.kill(1)
-        stage.feed(RankLost(lost, "SIGSEGV", ("line 1", "line 2"), "g"))
+        stage.feed(events.RankLost(lost, "SIGSEGV", ("line 1", "line 2"), "g"))
         (incident,) = stage.record.restarts
         assert incident.cause == f"{lost}: SIGSEGV"
-        assert incident.evidence == (ProcessLost(lost, "SIGSEGV", ("line 1", "line 2")),)
-        assert stage.machine.handle(RankLost(lost, "SIGSEGV", ("line 1", "line 2"), "g"), stage.now) == []
+        assert incident.evidence == (run.ProcessLost(lost, "SIGSEGV", ("line 1", "line 2")),)
+        assert stage.machine.handle(events.RankLost(lost, "SIGSEGV", ("line 1", "line 2"), "g"), stage.now) == []
 
     def test_of_a_process_that_is_no_rank_it_is_one_of_its_own(self):
         machine = RunMachine(RunConfig(wall_offset_s=1000.0))
-        rank = RankId(3, "a")
-        effects = machine.handle(RankLost(rank, "exit code 1", ("oops",), "g/0"), 2.0)
+        rank = run.RankId(3, "a")
+        effects = machine.handle(events.RankLost(rank, "exit code 1", ("oops",), "g/0"), 2.0)
         (incident,) = machine.make_record(2.0).restarts
-        assert effects == [IncidentChanged(incident)]
+        assert effects == [events.IncidentChanged(incident)]
         assert incident.cause == "slot 3 (a) of g/0: exit code 1"
         assert (incident.generation, incident.formed, incident.noticed_at) == (-1, None, 1002.0)
         assert machine.generations.restarts.counters.job_restarts == 0
-        assert machine.handle(RankLost(rank, "exit code 1", ("oops",), "g/0"), 3.0) == []
+        assert machine.handle(events.RankLost(rank, "exit code 1", ("oops",), "g/0"), 3.0) == []
 
     @pytest.mark.parametrize("crashes", [1, 100])
     def test_one_of_its_own_leaves_the_open_one_open(self, crashes: int):
         stage = running(3, obedient=False)
         stage.kill(1)
         for crash in range(crashes):
-            stage.feed(RankLost(RankId(1, f"crashed at import {crash}"), "exit code 1", (), "g"))
+            stage.feed(events.RankLost(run.RankId(1, f"crashed at import {crash}"), "exit code 1", (), "g"))
         assert len(stage.record.restarts) == min(crashes + 1, RESTARTS_KEPT)
         stage.ready(0, 2)
         first, *others = stage.record.restarts
@@ -281,8 +255,8 @@ class TestIncidents:
 
     def test_what_dies_after_a_stop_is_none(self):
         machine = RunMachine()
-        machine.handle(StopAsked("enough", "operator"), 0.0)
-        assert machine.handle(RankLost(RankId(0, "a"), "SIGTERM", ("bye",), "g"), 1.0) == []
+        machine.handle(events.StopAsked("enough", "operator"), 0.0)
+        assert machine.handle(events.RankLost(run.RankId(0, "a"), "SIGTERM", ("bye",), "g"), 1.0) == []
         assert machine.make_record(1.0).restarts == ()
 
     def test_an_open_one_is_bounded(self):
@@ -292,8 +266,8 @@ class TestIncidents:
         for _ in range(200):
             stage.start(1)
             rank = stage.workers[1].rank
-            stage.feed(SessionEnded(stage.workers[1].session or 0))
-            stage.feed(RankLost(rank, "exit code 1", ("a", "b"), "g"))
+            stage.feed(events.SessionEnded(stage.workers[1].session or 0))
+            stage.feed(events.RankLost(rank, "exit code 1", ("a", "b"), "g"))
         incident = stage.machine.generations.restarts.open_restart
         assert incident is not None
         assert len(incident.lost) <= LOST_KEPT
@@ -323,7 +297,10 @@ class TestIncidents:
         assert stage.record.restarts[0].stepped_at == 1002.0
         stage.wait(1)
         for step in (8, 9):
-            assert stage.machine.handle(RankReported(stage.workers[0].rank, RankHeartbeat(step)), stage.now) == []
+            assert (
+                stage.machine.handle(events.RankReported(stage.workers[0].rank, run.RankHeartbeat(step)), stage.now)
+                == []
+            )
         assert stage.record.restarts[0].stepped_at == 1002.0
 
     def test_a_step_that_is_no_higher_is_none(self):
@@ -341,7 +318,7 @@ class TestIncidents:
         stage = running(1, wall_offset_s=1000.0)
         stage.fail(0)
         rank = stage.workers[0].rank
-        stage.feed(RankJoined(RankHello(rank, stage.terms, generation=1, step=57), 90))
+        stage.feed(events.RankJoined(run.RankHello(rank, stage.terms, generation=1, step=57), 90))
         stage.beat(0, step=57)
         assert stage.record.restarts[0].stepped_at is None
 
@@ -367,7 +344,7 @@ class TestIncidents:
 
 
 class TestCompletion:
-    def completed(self, *before: RunEvent) -> RunStage:
+    def completed(self, *before: events.RunEvent) -> RunStage:
         """Both ranks of a supervisor have finished, and have ended."""
         stage = running(2, stride=100)
         for event in (joins(70, incarnation="old"), *before):
@@ -379,45 +356,47 @@ class TestCompletion:
 
     @pytest.mark.parametrize("restarts", [False, True])
     def test_it_stays_completed_for_its_own(self, restarts: bool):
-        stage = self.completed(SupervisorEnded(70))
+        stage = self.completed(events.SupervisorEnded(70))
         if restarts:
             stage.kill_lighthouse()
             stage.start_lighthouse()
         rank = stage.workers[0].rank
         late = [
-            RankHello(rank, stage.terms, generation=0),
-            RankHello(rank, stage.terms),
-            RankHello(RankId(1, "restarted"), stage.terms, attempt=1),
-            RankHello(RankId(1, "told"), stage.terms, seen=0),
+            run.RankHello(rank, stage.terms, generation=0),
+            run.RankHello(rank, stage.terms),
+            run.RankHello(run.RankId(1, "restarted"), stage.terms, attempt=1),
+            run.RankHello(run.RankId(1, "told"), stage.terms, seen=0),
         ]
         for session, entry in enumerate(late, start=90):
-            for event in (RankJoined(entry, session), RankReported(entry.rank, ReadyReport(0))):
-                assert stage.machine.handle(event, stage.now) == [Completed(0, (entry.rank,))]
-        assert stage.machine.handle(joins(71, incarnation="old"), 9.0) == [SupervisorMessage(71, RunCompleted(0))]
-        assert stage.machine.handle(StopAsked("late", "g"), 9.0) == []
+            for event in (events.RankJoined(entry, session), events.RankReported(entry.rank, run.ReadyReport(0))):
+                assert stage.machine.handle(event, stage.now) == [events.Completed(0, (entry.rank,))]
+        assert stage.machine.handle(joins(71, incarnation="old"), 9.0) == [
+            events.SupervisorMessage(71, run.RunCompleted(0))
+        ]
+        assert stage.machine.handle(events.StopAsked("late", "g"), 9.0) == []
         stage.wait(1000)
         assert stage.number == 0
 
     def test_while_one_of_it_is_connected_nothing_begins(self):
         stage = self.completed()
         newer = joins(71, "other", "2")
-        assert stage.machine.handle(newer, 9.0) == [SupervisorMessage(71, RunCompleted(0))]
-        stage.feed(SupervisorEnded(70))
+        assert stage.machine.handle(newer, 9.0) == [events.SupervisorMessage(71, run.RunCompleted(0))]
+        stage.feed(events.SupervisorEnded(70))
         assert told(stage.machine.handle(newer, 10.0), 71) == WELCOME
 
     def test_a_rank_whose_supervisor_was_told_so_begins_nothing(self):
         stage = self.completed()
         twin = joins(71, incarnation="twin")
-        assert told(stage.machine.handle(twin, 9.0), 71) == RunCompleted(0)
-        stage.feed(SupervisorEnded(70))
-        rank = RankId(0, "twin.1")
-        entry = RankHello(rank, stage.terms)
-        assert stage.machine.handle(RankJoined(entry, 90), 10.0) == [Completed(0, (rank,))]
+        assert told(stage.machine.handle(twin, 9.0), 71) == run.RunCompleted(0)
+        stage.feed(events.SupervisorEnded(70))
+        rank = run.RankId(0, "twin.1")
+        entry = run.RankHello(rank, stage.terms)
+        assert stage.machine.handle(events.RankJoined(entry, 90), 10.0) == [events.Completed(0, (rank,))]
 
     @pytest.mark.parametrize("restarts", [False, True])
     @pytest.mark.parametrize("by_supervisor", [False, True])
     def test_a_new_launch_goes_on_with_the_numbers(self, restarts: bool, by_supervisor: bool):
-        stage = self.completed(SupervisorEnded(70))
+        stage = self.completed(events.SupervisorEnded(70))
         former = [worker.rank for worker in stage.workers.values()]
         stage.workers.clear()
         if by_supervisor:
@@ -427,12 +406,12 @@ class TestCompletion:
         if restarts:
             stage.kill_lighthouse()
             stage.start_lighthouse()
-        for rank in (*former, RankId(1, "told")):
-            entry = RankHello(rank, stage.terms, generation=0, seen=0)
-            assert stage.machine.handle(RankJoined(entry, 99), stage.now) == [Completed(0, (rank,))]
+        for rank in (*former, run.RankId(1, "told")):
+            entry = run.RankHello(rank, stage.terms, generation=0, seen=0)
+            assert stage.machine.handle(events.RankJoined(entry, 99), stage.now) == [events.Completed(0, (rank,))]
         if by_supervisor:
             late = joins(72, incarnation="old")
-            assert stage.machine.handle(late, stage.now) == [SupervisorMessage(72, RunCompleted(0))]
+            assert stage.machine.handle(late, stage.now) == [events.SupervisorMessage(72, run.RunCompleted(0))]
         stage.wait(100)
         assert (stage.number, stage.running()) == (100, {0, 1})
 
@@ -447,8 +426,8 @@ class TestCompletion:
         assert (stage.table(), stage.running(), stage.machine.stop) == ((3, 1, 1), {0, 1}, None)
 
     def test_a_new_launch_gets_no_host_back(self):
-        excludes = SupervisorAsked(70, run.HostExcluded("broken"), Membership.MEMBER)
-        stage = self.completed(excludes, SupervisorEnded(70))
+        excludes = events.SupervisorAsked(70, run.HostExcluded("broken"), Membership.MEMBER)
+        stage = self.completed(excludes, events.SupervisorEnded(70))
         error = refusal(told(stage.machine.handle(joins(71, incarnation="new"), 9.0), 71))
         assert "g is excluded from this run: broken" in str(error)
         assert stage.machine.completed is None
@@ -456,23 +435,28 @@ class TestCompletion:
     @pytest.mark.parametrize("restarts", [False, True])
     def test_a_rank_of_a_supervisor_of_the_former_launch_is_done(self, restarts: bool):
         """It was cut off, has started its rank again, and neither was told a number."""
-        stage = self.completed(SupervisorEnded(70))
-        first = RankHello(RankId(0, "old.1"), stage.terms)
-        restarted = RankHello(RankId(0, "old.2"), stage.terms, attempt=1)
-        assert stage.machine.handle(RankJoined(first, 71), stage.now) == [Completed(0, (first.rank,))]
+        stage = self.completed(events.SupervisorEnded(70))
+        first = run.RankHello(run.RankId(0, "old.1"), stage.terms)
+        restarted = run.RankHello(run.RankId(0, "old.2"), stage.terms, attempt=1)
+        assert stage.machine.handle(events.RankJoined(first, 71), stage.now) == [events.Completed(0, (first.rank,))]
         stage.feed(joins(72, incarnation="new"))
         machine = again(stage.machine) if restarts else stage.machine
         for entry in (restarted, first):
-            assert machine.handle(RankJoined(entry, 73), 9.0) == [Completed(0, (entry.rank,))]
-        assert machine.handle(RankJoined(RankHello(RankId(0, "new.1"), stage.terms), 74), 9.0) == []
+            assert machine.handle(events.RankJoined(entry, 73), 9.0) == [events.Completed(0, (entry.rank,))]
+        assert machine.handle(events.RankJoined(run.RankHello(run.RankId(0, "new.1"), stage.terms), 74), 9.0) == []
 
     def test_a_supervisor_of_which_only_a_rank_was_here_is_done(self):
         """The lighthouse has lost its journal, and the supervisor comes later than its ranks."""
-        machine, rank = RunMachine(), RankId(0, "old.1")
-        hello = RankJoined(RankHello(rank, RunTerms(1)), 70)
-        for event in (hello, RankReported(rank, ReadyReport()), RankReported(rank, FinishReport(0)), SessionEnded(70)):
+        machine, rank = RunMachine(), run.RankId(0, "old.1")
+        hello = events.RankJoined(run.RankHello(rank, run.RunTerms(1)), 70)
+        for event in (
+            hello,
+            events.RankReported(rank, run.ReadyReport()),
+            events.RankReported(rank, run.FinishReport(0)),
+            events.SessionEnded(70),
+        ):
             machine.handle(event, 0.0)
-        assert machine.handle(joins(71, incarnation="old"), 1.0) == [SupervisorMessage(71, RunCompleted(0))]
+        assert machine.handle(joins(71, incarnation="old"), 1.0) == [events.SupervisorMessage(71, run.RunCompleted(0))]
 
 
 def test_effects_of_time_come_first():
@@ -482,8 +466,8 @@ def test_effects_of_time_come_first():
     stage.workers[1].is_alive = False
     stage.start_lighthouse()
     stage.now += 31
-    effects: list[RunEffect] = list(stage.machine.handle(joins(70), stage.now))
-    assert isinstance(effects[-2], SupervisorMessage)
+    effects: list[events.RunEffect] = list(stage.machine.handle(joins(70), stage.now))
+    assert isinstance(effects[-2], events.SupervisorMessage)
     assert len(effects) > 2
 
 
@@ -548,7 +532,7 @@ def by_torchrun(stage: RunStage, *slots: int) -> None:
     """New processes. torchrun counts no restart when a node is lost, so they have the names of those before."""
     for slot in slots:
         worker = stage.spawn(slot, attempt=0)
-        worker.rank = RankId(slot, f"{worker.rank.incarnation}.torchrun-0")
+        worker.rank = run.RankId(slot, f"{worker.rank.incarnation}.torchrun-0")
         stage.enter(slot)
         stage.ready(slot)
 
@@ -560,7 +544,7 @@ def test_processes_that_torchrun_has_started_again_do_not_wait_for_their_own_res
     stage.wait(1)
     stage.kill(2)
     stage.ready(0, 1)
-    assert stage.machine.verdict(stage.now) is RunVerdict.WAITING_FOR_RANKS, "torchrun is about to kill them"
+    assert stage.machine.verdict(stage.now) is events.RunVerdict.WAITING_FOR_RANKS, "torchrun is about to kill them"
     stage.wait(1)
     stage.kill(0, 1, 3)
     stage.wait(1)
@@ -572,7 +556,7 @@ def test_nor_do_those_by_which_the_lighthouse_learns_of_the_loss():
     """It was paused, and has not read the ends of the streams of those before."""
     stage = RunStage(2, stride=100)
     by_torchrun(stage, 0, 1)
-    stage.feed(ProcessPaused(1.0))
+    stage.feed(events.ProcessPaused(1.0))
     for slot in (0, 1):
         stage.break_connection(slot)
     by_torchrun(stage, 0, 1)
@@ -584,6 +568,6 @@ def test_a_world_of_another_size_knows_nothing_of_the_hosts_of_the_one_before():
     stage.start(0, 1, host="h")
     stage.kill(0, 1)
     stage.workers.clear()
-    stage.terms = RunTerms(world_size=1, hosts_together=True)
+    stage.terms = run.RunTerms(world_size=1, hosts_together=True)
     stage.start(0, host="h")
     assert stage.running() == {0}

@@ -1,10 +1,11 @@
 """A restart of the lighthouse: its quorum's members go on, and come back; first the phases, then the whole machine."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
 
-from lighthouse.job.events import HeartbeatReceived, JournalOutdated, QuorumFormed, QuorumResent
+from lighthouse.job.events import HeartbeatReceived, JournalOutdated, QuorumEffect, QuorumFormed, QuorumResent
 from lighthouse.job.forming import QuorumMachine
 from lighthouse.job.lineage import EARLIER_COUNTS_FOR_S
 from lighthouse.job.records import QuorumRecord, Verdict
@@ -127,15 +128,8 @@ class TestPhases:
         """The journal may be older than what was told: then one that is away holds a later quorum."""
         standing = returning(until=5)
         assert phase_of(says(standing, "c", "revoked", 4)) is QuorumPhase.REVOKED
-        assert (
-            standing.leases_free_at([native("c")]),
-            standing.unreported_members(4.9),
-            standing.unreported_members(5),
-        ) == (
-            5,
-            ["a", "b"],
-            [],
-        )
+        assert standing.leases_free_at([native("c")]) == 5
+        assert [standing.unreported_members(now) for now in (4.9, 5)] == [["a", "b"], []]
         says(standing, "a", "standing")
         assert (may_form(standing, [native("c")], 4.9), standing.unreported_members(4.9)) == (False, ["b"])
         standing.handle_member_join(holds("b", 6), 0.0)
@@ -237,6 +231,12 @@ class TestMachine:
         assert m.handle(asks(7, 7, "a"), 0.1) == [QuorumResent(RECORD.quorum, 7), told("recalled", (7,))]
 
 
+def steps_of(effects: Sequence[QuorumEffect]) -> list[int]:
+    """The steps of the quorum that forms."""
+    [formed] = [effect for effect in effects if isinstance(effect, QuorumFormed)]
+    return [participant.step for participant in formed.quorum.participants]
+
+
 class TestNotStanding:
     """The last quorum did not stand, because the watch of one of its ranks was not open yet: nobody has a lease."""
 
@@ -285,8 +285,7 @@ class TestBranch:
             m.handle(asks(session, session, back), now)
         m.handle(pulse(11, held=held(branch_id, "recalled", 0)), now)
         a = native("a", 1, "new", tag_quorum_id=branch_id, seen_quorum_id=branch_id)
-        [formed] = [effect for effect in m.handle(asks(14, 11, a), now) if isinstance(effect, QuorumFormed)]
-        return [p.step for p in formed.quorum.participants]
+        return steps_of(m.handle(asks(14, 11, a), now))
 
     @pytest.mark.parametrize("stands", [True, False])
     def test_after_a_restart_it_does_not_win(self, stands: bool):
@@ -358,9 +357,7 @@ class TestLostJournal:
             m.handle(opened(session, name), 2)
             m.handle(asks(session, session, native(name, 70, tag_quorum_id=2000, seen_quorum_id=seen[name])), 2)
         m.handle(pulse(1, held=held(5000, "recalled", 0)), 3)
-        effects = m.handle(asks(4, 1, native("a", 1, tag_quorum_id=5000, seen_quorum_id=5000)), 3)
-        [formed] = [effect for effect in effects if isinstance(effect, QuorumFormed)]
-        assert [p.step for p in formed.quorum.participants] == steps
+        assert steps_of(m.handle(asks(4, 1, native("a", 1, tag_quorum_id=5000, seen_quorum_id=5000)), 3)) == steps
 
     @pytest.mark.parametrize(("after_s", "steps"), [(1, [2, 70]), (EARLIER_COUNTS_FOR_S + 1, [2, 1])])
     def test_the_word_of_one_that_comes_late_does_not_count(self, after_s: float, steps: list[int]):
@@ -373,9 +370,7 @@ class TestLostJournal:
         m.handle(opened(2, "b"), now)
         m.handle(asks(2, 2, native("b", 70, tag_quorum_id=2000, seen_quorum_id=2000)), now)
         m.handle(pulse(1, held=held(5000, "recalled", 2)), now)
-        effects = m.handle(asks(4, 1, native("a", 2, tag_quorum_id=5000, seen_quorum_id=5000)), now)
-        [formed] = [effect for effect in effects if isinstance(effect, QuorumFormed)]
-        assert [p.step for p in formed.quorum.participants] == steps
+        assert steps_of(m.handle(asks(4, 1, native("a", 2, tag_quorum_id=5000, seen_quorum_id=5000)), now)) == steps
 
     def test_nor_has_it_more_time_by_another_quorum(self):
         m = restarted(None, until=0, first_quorum_id=5000)
@@ -388,9 +383,7 @@ class TestLostJournal:
         m.handle(opened(2, "b"), now)
         m.handle(asks(3, 2, native("b", 70, tag_quorum_id=2000, seen_quorum_id=2000)), now)
         m.handle(pulse(1, held=held(5001, "recalled", 2)), now)
-        effects = m.handle(asks(4, 1, native("a", 2, tag_quorum_id=5001, seen_quorum_id=5001)), now)
-        [formed] = [effect for effect in effects if isinstance(effect, QuorumFormed)]
-        assert [p.step for p in formed.quorum.participants] == [2, 1]
+        assert steps_of(m.handle(asks(4, 1, native("a", 2, tag_quorum_id=5001, seen_quorum_id=5001)), now)) == [2, 1]
 
 
 class TestMembersAreKnown:

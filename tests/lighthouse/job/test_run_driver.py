@@ -1,15 +1,10 @@
-"""The driver of a run: evidence of its ranks, and the rate limit of its keys."""
-
-import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+"""The driver of a run: evidence of its ranks."""
 
 from lighthouse.job.records import Rank
-from lighthouse.job.run_driver import ANSWERED_WITHIN_S, OUTSIDE, SILENT, RateLimit, RunEvidence
+from lighthouse.job.run_driver import ANSWERED_WITHIN_S, OUTSIDE, SILENT, RunEvidence
 from lighthouse_protocol.messages.incident import EvidenceAsked, SelfReport
 from lighthouse_protocol.messages.run import RankId
 from lighthouse_protocol.messages.session import Evidence, EvidenceDone, EvidenceRequest
-from lighthouse_protocol.refusals import LimitReached
 from tests.virtual_loop import VirtualLoop
 
 RANKS = [Rank(RankId(slot, f"i{slot}"), 0.0, 0.0, host="h", pid=10 + slot) for slot in range(3)]
@@ -65,29 +60,3 @@ def test_close_ends_what_is_under_way(loop: VirtualLoop):
     run.evidence.end_all_rounds()
     assert [type(told) for told in run.told] == [Evidence, EvidenceDone]
     assert loop.timers == 0
-
-
-def taken(limit: RateLimit, now: float) -> bool:
-    try:
-        limit.count_use(now)
-    except LimitReached:
-        return False
-    return True
-
-
-def test_a_refusal_names_what_and_how_many() -> None:
-    limit = RateLimit("keys", 2.0, 1)
-    limit.count_use(0.0)
-    with pytest.raises(LimitReached, match="keys: at most 1 at once and 2 a second are taken"):
-        limit.count_use(0.4)
-    limit.count_use(0.5)
-
-
-@given(st.floats(0.5, 50), st.integers(1, 20), st.lists(st.floats(0, 2), min_size=1, max_size=200))
-def test_never_more_than_at_once_and_per_second(per_s: float, at_once: int, gaps: list[float]) -> None:
-    limit, now, count = RateLimit("x", per_s, at_once), 100.0, 0
-    for gap in gaps:
-        now += gap
-        count += taken(limit, now)
-        assert count <= at_once + per_s * (now - 100.0) + 1e-6
-    assert taken(limit, now + at_once / per_s + 1)

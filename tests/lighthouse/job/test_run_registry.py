@@ -344,7 +344,7 @@ async def test_keys_are_written_only_so_often(runs: RunRegistry):
     """Each is a durable write, which everybody waits for."""
     driver = runs.get_run_driver("j", "r")
     entered(driver, 0)
-    with pytest.raises(LimitReached, match="keys written for one run"):
+    with pytest.raises(LimitReached, match="keys written for one run: at most 1000 at once and 100 a second are taken"):
         for number in range(2 * KEY_WRITES_AT_ONCE):
             with contextlib.suppress(WrongState):
                 driver.put_key(0, KeyKind.ITERATION, f"k{number}", b"", slot=0, secret=SECRET)

@@ -145,7 +145,7 @@ def on_a_busy_host(machine: QuorumMachine, now: float, until: float) -> list[obj
     effects: list[object] = []
     while now < until:
         now += 0.007
-        if machine.is_judging_closings(now):
+        if machine.presence.silence.is_judging(now):
             effects += machine.handle(HostBusy(), now)
         effects += machine.tick(now)
     return effects
@@ -237,7 +237,7 @@ class TestClosedTogether:
         m = standing("abc")
         assert m.handle(HostBusy(), 0.4) == []
         m.handle(ended(1), 0.5)
-        assert not m.is_judging_closings(0.506)
+        assert not m.presence.silence.is_judging(0.506)
         assert ticked(m, 0.5, 0.508)[0] == told("revoked", (2, 3), "a", "connection")
 
     def test_a_failed_step_shows_a_loss_at_once(self):

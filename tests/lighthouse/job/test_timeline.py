@@ -74,7 +74,7 @@ class Job:
 
     def new(self) -> list[str]:
         """What was noted since, in words: a moment, a kind, who, what."""
-        entries = self.history.timeline.entries
+        entries = self.history.entries
         fresh, self.read = entries[self.read :], len(entries)
         return [f"{e.at_unix_s - WALL:g} {e.kind} {''.join(e.replica_ids)} {e.text}".rstrip() for e in fresh]
 

@@ -12,14 +12,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from lighthouse.job.incident_driver import BOUNDS_S, IncidentTimes, JobAccount
 from lighthouse.job.records import Group, Verdict
 from lighthouse.job.restarts import Supervisors
-from lighthouse.server.metrics import (
-    METHODS,
-    OTHER,
-    REFUSALS,
-    Counters,
-    Scrape,
-    render,
-)
+from lighthouse.server.metrics import METHODS, OTHER, REFUSALS, Counters, Scrape, render
 from lighthouse_protocol.messages.incident import IncidentKind
 from lighthouse_protocol.messages.run import (
     RunCounters,
@@ -46,18 +39,14 @@ BUSY = status(
 )
 
 
-def scrape(snapshot: LighthouseStatus, counters: Counters | None = None) -> str:
-    return render(Scrape(snapshot, counters or Counters()))[0].decode()
-
-
-def samples(text: str) -> dict[tuple[str, ...], float]:
-    """Values by name and label values."""
-    families = text_string_to_metric_families(text)
+def samples(snapshot: LighthouseStatus = BUSY, **fields: object) -> dict[tuple[str, ...], float]:
+    """Values of a scrape by name and label values."""
+    families = text_string_to_metric_families(render(Scrape(snapshot, **fields))[0].decode())
     return {(s.name, *s.labels.values()): s.value for family in families for s in family.samples}
 
 
 def test_a_sample_for_each_number_of_the_status():
-    seen = samples(scrape(BUSY))
+    seen = samples()
     of_lighthouse = {"up": 1, "uptime_seconds": 4000}
     of_job = {
         "quorum_id": 1763719200123,
@@ -79,7 +68,7 @@ def test_a_sample_for_each_number_of_the_status():
 
 
 def test_heals_that_go_on_are_added_up():
-    seen = samples(scrape(status(job(member("a"), healing("b"), healing("c")))))
+    seen = samples(status(job(member("a"), healing("b"), healing("c"))))
     assert seen["lighthouse_heal_remaining_bytes", "default"] == 2 * (4 * 2**30 - 1_288_490_189)
     assert seen["lighthouse_heal_bytes_per_second", "default"] == 2 * 98 * 2**20
     assert seen["lighthouse_members", "default", "healing"] == 2
@@ -94,12 +83,12 @@ def test_heals_that_go_on_are_added_up():
     ],
 )
 def test_every_word_of_a_closed_set_is_there(name: str, words: type[StrEnum], present: set[StrEnum]):
-    seen = samples(scrape(BUSY))
+    seen = samples()
     assert {word: seen[f"lighthouse_{name}", "default", word] for word in words} == {w: w in present for w in words}
 
 
 def test_a_job_without_a_quorum_has_no_age():
-    seen = samples(scrape(BUSY))
+    seen = samples()
     odd = 'odd "job"\n\\'
     assert seen["lighthouse_quorum_id", odd] == 0
     assert ("lighthouse_quorum_age_seconds", odd) not in seen
@@ -112,7 +101,7 @@ def test_counts_refusals_and_calls_from_closed_sets():
     counters.called("Quorum", grpc.StatusCode.OK)
     counters.called("Quorum", grpc.StatusCode.DEADLINE_EXCEEDED)
     counters.called("Guess", grpc.StatusCode.UNIMPLEMENTED)
-    seen = samples(scrape(BUSY, counters))
+    seen = samples(counters=counters)
     assert {key[1] for key in seen if key[0] == "lighthouse_join_refusals_total"} == {*REFUSALS, OTHER}
     assert seen["lighthouse_join_refusals_total", "WrongState"] == seen["lighthouse_join_refusals_total", OTHER] == 1
     assert seen["lighthouse_grpc_calls_total", "ok", "Quorum"] == 1
@@ -123,7 +112,7 @@ def test_counts_refusals_and_calls_from_closed_sets():
 
 
 def test_a_stall_lasts_for_seconds_and_none_lasts_for_none():
-    seen = samples(scrape(status(replace(job(name="stuck"), stall="b/1 is behind", stall_s=31.5), job(name="moves"))))
+    seen = samples(status(replace(job(name="stuck"), stall="b/1 is behind", stall_s=31.5), job(name="moves")))
     assert (seen["lighthouse_stalled_seconds", "stuck"], seen["lighthouse_stalled_seconds", "moves"]) == (31.5, 0)
 
 
@@ -134,17 +123,15 @@ def test_the_content_type_is_that_of_the_text_format():
 
 @pytest.mark.skipif(shutil.which("promtool") is None, reason="promtool (Debian: prometheus) is not installed")
 def test_promtool_has_nothing_to_say():
-    counters = Counters()
-    done = subprocess.run(
-        ["promtool", "check", "metrics"], input=scrape(BUSY, counters), capture_output=True, text=True, check=False
-    )
-    assert (done.returncode, done.stderr) == (0, "")
+    text, _ = render(Scrape(BUSY))
+    done = subprocess.run(["promtool", "check", "metrics"], input=text, capture_output=True, check=False)
+    assert (done.returncode, done.stderr) == (0, b"")
 
 
 def test_a_stopped_run_without_processes():
     stop = RunStopped("exit code 130", "g0", 1)
     run = RunStatus("j", "r", "stopped", RunCounters(), RunTerms(3), (), False, stop, (), (), ())
-    seen = samples(render(Scrape(BUSY, runs=[run]))[0].decode())
+    seen = samples(runs=[run])
     assert (seen["lighthouse_run_stopped", "j", "r"], seen["lighthouse_run_supervisors", "j", "r"]) == (1, 0)
 
 
@@ -164,7 +151,7 @@ def test_times_by_job_and_kind():
     times.add_detect_time("j", IncidentKind.LOSS, 0.0)
     times.add_detect_time("j", IncidentKind.LOSS, 0.04)
     times.add_recover_time("j", IncidentKind.LOSS, 700.0)
-    seen = samples(render(Scrape(BUSY, incidents=times))[0].decode())
+    seen = samples(incidents=times)
     assert seen["lighthouse_incident_detection_seconds_count", "j", "loss"] == 2
     assert seen["lighthouse_incident_detection_seconds_bucket", "j", "loss", "0.01"] == 1
     assert seen["lighthouse_incident_detection_seconds_bucket", "j", "stall", "60.0"] == 0
@@ -177,19 +164,15 @@ def test_times_by_job_and_kind():
 def test_a_job_without_an_incident_has_zeros_for_every_kind():
     times = IncidentTimes()
     times.count_opened("j", IncidentKind.LOSS)
-    seen = samples(render(Scrape(BUSY, incidents=times, jobs=["j", "new"]))[0].decode())
+    seen = samples(incidents=times, jobs=["j", "new"])
     counted = {kind: seen["lighthouse_incidents_total", "j", kind] for kind in IncidentKind}
     assert counted == dict.fromkeys(IncidentKind, 0) | {IncidentKind.LOSS: 1}
     assert [seen["lighthouse_incidents_total", "new", kind] for kind in IncidentKind] == [0] * len(IncidentKind)
     assert seen["lighthouse_incident_recovery_seconds_count", "new", "stall"] == 0
 
 
-def scrape_account(account: JobAccount, now: float = 0.0) -> dict[tuple[str, ...], float]:
-    return samples(render(Scrape(BUSY, accounts={"j": account}, now=now))[0].decode())
-
-
 def test_all_counters_begin_at_zero():
-    seen = scrape_account(JobAccount({}))
+    seen = samples(accounts={"j": JobAccount({})})
     for name in ("commits", "heals", "heal_bytes", "committed_step_seconds", "group_seconds"):
         assert seen[f"lighthouse_{name}_total", "j"] == 0
     for reason in ("group_lost", "rank_lost", "revoked", "voted_no"):
@@ -203,7 +186,7 @@ def test_goodput_is_there_once_a_group_has_trained():
     for commits in range(2):
         held = HeldQuorum(1, HoldState.STANDING, commits)
         account.add_report("a", GroupReport(held, counts=GroupCounts(commits, step_s=6.0 * commits)), 10.0 * commits)
-    seen = scrape_account(account, now=12.0)
+    seen = samples(accounts={"j": account}, now=12.0)
     assert (seen["lighthouse_commits_total", "j"], seen["lighthouse_committed_step_seconds_total", "j"]) == (1, 6.0)
     assert (seen["lighthouse_group_seconds_total", "j"], seen["lighthouse_goodput_ratio", "j"]) == (12.0, 0.5)
 
@@ -212,7 +195,7 @@ def test_the_wait_for_a_quorum_is_a_histogram():
     account = JobAccount({})
     for seconds in (0.001, 0.3, 0.5, 1000.0):
         account.waits.add(seconds)
-    seen = scrape_account(account)
+    seen = samples(accounts={"j": account})
     buckets = {key[2]: value for key, value in seen.items() if key[0] == "lighthouse_quorum_wait_seconds_bucket"}
     assert [buckets[bound] for bound in ("0.001", "0.25", "0.5", "300.0", "+Inf")] == [1, 1, 3, 3, 4]
     assert seen["lighthouse_quorum_wait_seconds_sum", "j"] == pytest.approx(1000.801)

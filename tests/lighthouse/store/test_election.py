@@ -66,7 +66,7 @@ class Lighthouse:
         self.client = client
         self.ended: asyncio.Future[NotLeader] = asyncio.get_running_loop().create_future()
         self.began = asyncio.Event()
-        self.shared = SharedStore(client, TTL_S, self)
+        self.shared = SharedStore(client, TTL_S, self.began.set, self.follow)
 
     async def start(self) -> None:
         await self.shared.start("me:1", "http://me:2")
@@ -76,9 +76,6 @@ class Lighthouse:
         while (status := self.shared.status()) is None or not status.store_error:  # noqa: ASYNC110
             await asyncio.sleep(0)
         return status.store_error
-
-    def lead(self) -> None:
-        self.began.set()
 
     def follow(self, refusal: NotLeader) -> None:
         if not self.ended.done():

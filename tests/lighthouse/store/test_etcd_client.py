@@ -5,6 +5,7 @@ import subprocess
 import time
 import uuid
 from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
@@ -33,14 +34,23 @@ from lighthouse_runtime.process.files import WatchedFile
 from tests.etcd_cluster import EtcdCluster, etcd_cluster, free_ports, needs_etcd
 
 KEY = b"/k/\xc3\xbc"
+ANONYMOUS = StoreCredentials()
+
+
+@asynccontextmanager
+async def opened(store: str, credentials: StoreCredentials = ANONYMOUS) -> AsyncIterator[EtcdClient]:
+    client = EtcdClient(parse_etcd_address(store), credentials.tls(), credentials.user())
+    await client.open()
+    try:
+        yield client
+    finally:
+        await client.close()
 
 
 @pytest.fixture
 async def client(etcd: EtcdCluster) -> AsyncIterator[EtcdClient]:
-    client = EtcdClient(parse_etcd_address(etcd.store()))
-    await client.open()
-    yield client
-    await client.close()
+    async with opened(etcd.store()) as client:
+        yield client
 
 
 @needs_etcd
@@ -95,14 +105,12 @@ async def test_a_key_goes_with_its_lease(client: EtcdClient) -> None:
 @needs_etcd
 async def test_what_is_no_etcd_is_named(etcd: EtcdCluster) -> None:
     [port] = free_ports(1)
-    client = EtcdClient(parse_etcd_address(f"etcd://127.0.0.1:{port}"))
-    await client.open()
-    with pytest.raises(StoreUnavailable, match=rf"^etcd at 127\.0\.0\.1:{port}: .*refused|Connect call failed"):
-        await client.read(KEY, None, 5)
-    with socket.create_server(("127.0.0.1", port)):
-        with pytest.raises(StoreUnavailable, match=rf"^etcd at 127\.0\.0\.1:{port}: no answer within 0\.2 s"):
-            await client.read(KEY, None, 0.2)
-    await client.close()
+    async with opened(f"etcd://127.0.0.1:{port}") as client:
+        with pytest.raises(StoreUnavailable, match=rf"^etcd at 127\.0\.0\.1:{port}: .*refused|Connect call failed"):
+            await client.read(KEY, None, 5)
+        with socket.create_server(("127.0.0.1", port)):
+            with pytest.raises(StoreUnavailable, match=rf"^etcd at 127\.0\.0\.1:{port}: no answer within 0\.2 s"):
+                await client.read(KEY, None, 0.2)
 
 
 @pytest.fixture
@@ -113,23 +121,21 @@ def own() -> Iterator[EtcdCluster]:
 
 @needs_etcd
 async def test_the_next_call_asks_another_endpoint_and_without_a_quorum_none_answers(own: EtcdCluster) -> None:
-    client = EtcdClient(parse_etcd_address(own.store()))
-    await client.open()
-    own.nodes[0].kill()
-    with pytest.raises(StoreUnavailable):
-        await client.read(KEY, None, 2)
-    until = time.monotonic() + 30
-    while True:  # until etcd has elected a leader
-        try:
-            await client.read(KEY, None, 2)
-            break
-        except StoreUnavailable:
-            assert time.monotonic() < until
-    own.nodes[1].kill()
-    for _ in range(3):
+    async with opened(own.store()) as client:
+        own.nodes[0].kill()
         with pytest.raises(StoreUnavailable):
-            await client.read(KEY, None, 0.5)
-    await client.close()
+            await client.read(KEY, None, 2)
+        until = time.monotonic() + 30
+        while True:  # until etcd has elected a leader
+            try:
+                await client.read(KEY, None, 2)
+                break
+            except StoreUnavailable:
+                assert time.monotonic() < until
+        own.nodes[1].kill()
+        for _ in range(3):
+            with pytest.raises(StoreUnavailable):
+                await client.read(KEY, None, 0.5)
 
 
 @pytest.mark.parametrize(
@@ -168,17 +174,16 @@ def folder(tmp_path: Path) -> Path:
 @needs_etcd
 async def test_tls_both_ways(folder: Path) -> None:
     with etcd_cluster(1, tls=folder) as cluster:
-        address = parse_etcd_address(cluster.store())
         trusted = StoreCredentials(folder / "ca.pem", folder / "client.pem", folder / "client.pem")
-        async with EtcdClient(address, trusted.tls()) as client:
+        async with opened(cluster.store(), trusted) as client:
             assert await client.read(b"k", None, 10) == ()
         for refused in (
-            StoreCredentials(),
+            ANONYMOUS,
             StoreCredentials(folder / "other-ca.pem", folder / "client.pem", folder / "client.pem"),
             StoreCredentials(folder / "ca.pem"),
             StoreCredentials(folder / "ca.pem", folder / "other-client.pem", folder / "other-client.pem"),
         ):
-            async with EtcdClient(address, refused.tls()) as client:
+            async with opened(cluster.store(), refused) as client:
                 with pytest.raises(StoreUnavailable):
                     await client.read(b"k", None, 10)
 

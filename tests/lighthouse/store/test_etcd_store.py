@@ -2,11 +2,10 @@
 
 import random
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator
 
 import pytest
 
-import lighthouse.store.etcd_store
 from lighthouse.job.records import JoinState, QuorumRecord, RunRecord, dump_quorum
 from lighthouse.store import etcd_store
 from lighthouse.store.etcd_client import KeyValue
@@ -84,12 +83,12 @@ def test_a_batch_names_no_key_twice_and_a_range_goes_alone() -> None:
 
 
 def test_a_batch_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lighthouse.store.etcd_store, "BATCH_OPERATIONS", 3)
+    monkeypatch.setattr(etcd_store, "BATCH_OPERATIONS", 3)
     written = Written()
     for i in range(4):
         written.store.commit(f"j{i}", QuorumRecord(1))
     assert len(written.batch().changes) == 3
-    monkeypatch.setattr(lighthouse.store.etcd_store, "BATCH_BYTES", 1)
+    monkeypatch.setattr(etcd_store, "BATCH_BYTES", 1)
     written.store.written()
     written.store.commit("large", QuorumRecord(1))
     assert keys_of(written.batch()) == ["/l/job/j3"], "one change always has room"
@@ -167,7 +166,7 @@ def test_keys_of_other_programs_are_ignored_and_logged_once(caplog: pytest.LogCa
 
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lighthouse.store.etcd_store, "RECORD_BYTES", 300)
+    monkeypatch.setattr(etcd_store, "RECORD_BYTES", 300)
 
 
 def large(quorum_id: int) -> QuorumRecord:
@@ -181,11 +180,18 @@ class Disk:
     def __init__(self) -> None:
         self.rows: dict[bytes, bytes] = {}
 
-    def write(self, batch: Batch) -> None:
+    def write_all(self, store: EtcdStore) -> Iterator[None]:
+        """Yield after each batch of the store that has been written."""
+        while (batch := store.next_batch()) is not None:
+            self._write(batch)
+            store.written()
+            yield
+
+    def _write(self, batch: Batch) -> None:
         for change in batch.changes:
             match change:
                 case Put(key, value):
-                    assert len(value) <= lighthouse.store.etcd_store.RECORD_BYTES
+                    assert len(value) <= etcd_store.RECORD_BYTES
                     self.rows[key] = value
                 case Delete(key, end):
                     gone = [row for row in self.rows if row == key or (end is not None and key <= row < end)]
@@ -202,15 +208,13 @@ class Disk:
 @pytest.mark.usefixtures("small")
 def test_a_large_record_is_written_in_parts_and_whole_at_any_end(monkeypatch: pytest.MonkeyPatch) -> None:
     """A lighthouse may end after each of its transactions: then the record that was told last is read."""
-    monkeypatch.setattr(lighthouse.store.etcd_store, "BATCH_BYTES", 1)
+    monkeypatch.setattr(etcd_store, "BATCH_BYTES", 1)
     disk, store = Disk(), Written().store
     before: list[QuorumRecord] = []
     for record in (large(1), large(2), QuorumRecord(3), large(4)):
         store.commit("j", record)
         batches = 0
-        while (batch := store.next_batch()) is not None:
-            disk.write(batch)
-            store.written()
+        for _ in disk.write_all(store):
             batches += 1
             assert list(disk.read().load().values()) in ([record], before)
         assert batches > 3 or record.quorum is None
@@ -221,9 +225,7 @@ def test_a_large_record_is_written_in_parts_and_whole_at_any_end(monkeypatch: py
     assert parts == sorted(parts)
     assert {key.rsplit(b"/", 1)[0] for key in parts} == {b"/l/job/j/part/" + disk.rows[b"/l/job/j"].split()[1]}
     store.forget("j")
-    while (batch := store.next_batch()) is not None:
-        disk.write(batch)
-        store.written()
+    list(disk.write_all(store))
     assert list(disk.rows) == [b"/l/job/j"], "none is left behind"
 
 
@@ -231,9 +233,7 @@ def test_a_large_record_is_written_in_parts_and_whole_at_any_end(monkeypatch: py
 def test_a_record_of_which_a_part_is_missing_is_named() -> None:
     disk, store = Disk(), Written().store
     store.commit("j", large(1))
-    while (batch := store.next_batch()) is not None:
-        disk.write(batch)
-        store.written()
+    list(disk.write_all(store))
     del disk.rows[min(key for key in disk.rows if b"/part/" in key)]
     with pytest.raises(
         WrongState, match=r"--store: '/l/job/j' in etcd cannot be read: its parts '\w+' are not all there"
@@ -249,7 +249,7 @@ def test_etcd_takes_a_record_of_several_megabytes(etcd: EtcdCluster) -> None:
     data = [random.Random(i).randbytes(2048).hex() for i in range(1000)]
     members = tuple(group(f"g{i}", data=text, wire=text.encode()) for i, text in enumerate(data))
     record = QuorumRecord(5, Quorum(5, members), entries={m.replica_id: JoinState(0, 0, 0) for m in members})
-    assert len(zlib.compress(dump_quorum(record))) > 3 * lighthouse.store.etcd_store.RECORD_BYTES
+    assert len(zlib.compress(dump_quorum(record))) > 3 * etcd_store.RECORD_BYTES
     holder.store.commit("j", record)
     holder.settle()
     holder.release()
@@ -259,12 +259,7 @@ def test_etcd_takes_a_record_of_several_megabytes(etcd: EtcdCluster) -> None:
 
 def test_names_are_kept_apart() -> None:
     keys = Keys("/l")
-    made: Sequence[Callable[[], bytes]] = (
-        lambda: keys.run(("a/b", "c")),
-        lambda: keys.run(("a", "b/c")),
-        lambda: keys.run(("a%2Fb", "c")),
-    )
-    assert len({make() for make in made}) == 3
+    assert len({keys.run(name) for name in (("a/b", "c"), ("a", "b/c"), ("a%2Fb", "c"))}) == 3
     assert keys.parts(keys.run(("a%2Fb", "c/ü"))) == ["run", "a%2Fb", "c/ü"]
 
 

@@ -4,22 +4,28 @@ from dataclasses import replace
 
 import pytest
 
-from lighthouse.store import leadership
+from lighthouse.store import election, leadership
 from lighthouse.store.leadership import Candidate, CandidateConfig, Leader, Role, dump, parse
-from tests.lighthouse.store.shared_store import Race
+from tests.lighthouse.store.race import Race, Racer
 
 OTHER = Leader("other", "b:1", "b:2", 7)
 
 
-def leading(now: float = 0.0) -> Candidate:
-    candidate = Candidate(CandidateConfig("me"), now)
-    assert candidate.tick(now) == (leadership.ReadLeader(1),)
-    assert candidate.handle(leadership.LeaderRead(1, None), now) == (leadership.GrantLease(2, 3.0),)
-    assert candidate.handle(leadership.LeaseGranted(2, 99, 3.0), now) == (leadership.Claim(3, 99),)
-    assert candidate.handle(leadership.ClaimWon(3, 41, 5), now) == (leadership.LoadRecords(4),)
-    assert not candidate.may_act(now)
-    assert candidate.handle(leadership.RecordsLoaded(4), now) == (leadership.LeadershipBegan(5, 41),)
-    assert candidate.may_act(now)
+def campaigning(granted_at: float = 0.0) -> Candidate:
+    """A candidate that has asked for lease 99 at 0 s, and claims the key under it."""
+    candidate = Candidate(CandidateConfig("me"), 0.0)
+    assert candidate.tick(0.0) == (leadership.ReadLeader(1),)
+    assert candidate.handle(leadership.LeaderRead(1, None), 0.0) == (leadership.GrantLease(2, 3.0),)
+    assert candidate.handle(leadership.LeaseGranted(2, 99, 3.0), granted_at) == (leadership.Claim(3, 99),)
+    return candidate
+
+
+def leading() -> Candidate:
+    candidate = campaigning()
+    assert candidate.handle(leadership.ClaimWon(3, 41, 5), 0.0) == (leadership.LoadRecords(4),)
+    assert not candidate.may_act(0.0)
+    assert candidate.handle(leadership.RecordsLoaded(4), 0.0) == (leadership.LeadershipBegan(5, 41),)
+    assert candidate.may_act(0.0)
     return candidate
 
 
@@ -44,10 +50,7 @@ def test_without_a_renewal_it_stops_at_two_thirds_of_the_lease_whoever_asks_firs
 
 
 def test_the_first_lease_counts_from_its_request_too() -> None:
-    candidate = Candidate(CandidateConfig("me"), 0.0)
-    candidate.tick(0.0)
-    candidate.handle(leadership.LeaderRead(1, None), 0.0)
-    candidate.handle(leadership.LeaseGranted(2, 99, 3.0), 1.0)
+    candidate = campaigning(granted_at=1.0)
     candidate.handle(leadership.ClaimWon(3, 41, 5), 1.1)
     assert candidate.handle(leadership.RecordsLoaded(4), 1.2) == (leadership.LeadershipBegan(5, 41),)
     assert candidate.may_act(1.99)
@@ -101,20 +104,14 @@ def test_a_write_that_is_refused_ends_it_at_once() -> None:
 
 
 def test_a_claim_without_an_answer_is_given_up_with_its_lease() -> None:
-    candidate = Candidate(CandidateConfig("me"), 0.0)
-    candidate.tick(0.0)
-    candidate.handle(leadership.LeaderRead(1, None), 0.0)
-    candidate.handle(leadership.LeaseGranted(2, 99, 3.0), 0.0)
+    candidate = campaigning()
     assert candidate.handle(leadership.RequestFailed(3, "no answer"), 1.0) == (leadership.RevokeLease(99),)
     assert candidate.handle(leadership.ClaimWon(3, 41, 5), 1.1) == (), "the late answer is of a claim that is given up"
     assert candidate.status(1.1).role is Role.FOLLOWING
 
 
 def test_a_campaign_ends_where_a_request_is_never_answered() -> None:
-    candidate = Candidate(CandidateConfig("me"), 0.0)
-    candidate.tick(0.0)
-    candidate.handle(leadership.LeaderRead(1, None), 0.0)
-    candidate.handle(leadership.LeaseGranted(2, 99, 3.0), 0.0)
+    candidate = campaigning()
     candidate.handle(leadership.ClaimWon(3, 41, 5), 0.2)
     for number in range(6):  # all renewals are answered
         now = candidate.deadline()
@@ -226,32 +223,28 @@ def test_what_the_key_says_is_read_back() -> None:
 def test_one_that_may_act_is_the_one_that_the_store_names(seed: int) -> None:
     race = Race(seed)
     race.run()
-    terms = [began.term for _, began in race.begun()]
-    assert terms == sorted(set(terms)), "each leadership has a term of its own, and they grow"
+    assert race.terms == sorted(set(race.terms)), "each leadership has a term of its own, and they grow"
 
 
 def test_whatever_happens_one_comes_to_lead() -> None:
-    races = [race for race in map(Race, range(30)) if race.processes[0].loss < 0.3]
+    races = [race for race in map(Race, range(30)) if race.racers[0].loss < 0.3]
     assert len(races) > 10
     for race in races:
         race.run()
-        assert race.begun()
+        assert race.terms
 
 
-def test_without_faults_a_stopped_leader_is_followed_within_its_lease_and_a_look() -> None:
-    race = Race(1)
-    race.processes = race.processes[:2]
-    race.clockwork.random.seed(0)
-    race._disturb = lambda: None  # type: ignore[method-assign]  # pyright: ignore[reportPrivateUsage]
-    for process in race.processes:
-        process.loss = 0.0
-        process._delay_s = lambda: 0.005  # type: ignore[method-assign]  # pyright: ignore[reportPrivateUsage]
+def test_without_faults_a_stopped_leader_is_followed_within_its_lease_and_a_look(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(Racer, "delay_s", lambda racer: 0.005)
+    race = Race(1, has_faults=False)
     race.run(30.0)
-    [leader] = [process for process in race.processes if process.may_act()]
-    leader.stop(100.0)
+    [leader] = race.acting
+    next(racer for racer in race.racers if racer.name == leader).pause(100.0)
     race.run(30.0 + 3.0 / 0.9 + 0.4)
-    [successor] = [process for process in race.processes if process.may_act()]
-    assert successor is not leader
+    [successor] = race.acting
+    assert successor != leader
 
 
 class LateFence(Candidate):
@@ -278,15 +271,17 @@ class KeepsItsClaim(Candidate):
 
 
 @pytest.mark.parametrize("defect", [LateFence, FromTheAnswer, KeepsItsClaim])
-def test_the_race_finds_a_planted_defect(defect: type[Candidate]) -> None:
+def test_the_race_finds_a_planted_defect(defect: type[Candidate], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(election, "Candidate", defect)
+
     def is_found(seed: int) -> bool:
         try:
-            Race(seed, defect).run()
+            Race(seed).run()
         except AssertionError:
             return True
         return False
 
-    assert any(is_found(seed) for seed in range(60))
+    assert any(map(is_found, range(60)))
 
 
 def test_the_fence_leaves_room_for_clocks_that_run_at_different_rates() -> None:

@@ -15,7 +15,7 @@ from lighthouse.job.records import QuorumRecord, RunRecord, SavedRun
 from lighthouse_protocol.messages.run import KeyKind
 from lighthouse_protocol.refusals import LighthouseError
 from tests.etcd_cluster import EtcdCluster, needs_etcd
-from tests.lighthouse.held_stores import Etcds, Journals, Stores
+from tests.lighthouse.held_stores import Etcds, Holder, Journals, Stores
 from tests.lighthouse.job.test_records import RECORDS, wires
 from tests.lighthouse.store.test_sqlite import FULL, RUN, record
 
@@ -37,6 +37,13 @@ def make(request: pytest.FixtureRequest) -> Iterator[Make]:
 def stores(make: Make) -> Iterator[Stores]:
     with closing(make()) as stores:
         yield stores
+
+
+def restarted(stores: Stores, holder: Holder) -> Holder:
+    """The next lighthouse. `holder` has ended with all its records written."""
+    holder.settle()
+    holder.release()
+    return stores.claim()
 
 
 # -- jobs
@@ -64,9 +71,7 @@ def test_what_was_committed_is_loaded_again(make: Make, steps: list[Step]) -> No
                 holder.store.forget(job)
                 kept |= {job: QuorumRecord(highest)} if job in kept else {}
             elif what == "restart":
-                holder.settle()
-                holder.release()
-                holder = stores.claim()
+                holder = restarted(stores, holder)
                 terms.append(holder.store.term)
             assert holder.store.load() == kept
         found = holder.store.load()
@@ -85,9 +90,7 @@ def test_an_id_never_goes_back(stores: Stores) -> None:
     with pytest.raises(ValueError, match="job named quorum 7"):
         holder.store.commit("job", record(6))
     assert holder.store.load() == {"job": QuorumRecord(7)}
-    holder.settle()
-    holder.release()
-    assert stores.claim().store.load() == {"job": QuorumRecord(7)}
+    assert restarted(stores, holder).store.load() == {"job": QuorumRecord(7)}
 
 
 def test_of_many_forgotten_jobs_one_number_is_left(stores: Stores, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -99,9 +102,7 @@ def test_of_many_forgotten_jobs_one_number_is_left(stores: Stores, monkeypatch: 
         holder.store.commit(f"job-{i}", record(i))
     for i in (60, 10, 30, 40, 50):
         holder.store.forget(f"job-{i}")
-    holder.settle()
-    holder.release()
-    store = stores.claim().store
+    store = restarted(stores, holder).store
     assert store.load() == {
         "alive": record(1),
         "job-30": QuorumRecord(30),
@@ -117,9 +118,7 @@ def test_a_quorum_of_ten_thousand_groups_and_many_records_at_once(stores: Stores
     for i in range(300):
         holder.store.commit(f"job-{i}", record(i))
     holder.store.commit("large", record(9, size=10_000))
-    holder.settle()
-    holder.release()
-    found = stores.claim().store.load()
+    found = restarted(stores, holder).store.load()
     assert len(found) == 301
     assert found["large"] == record(9, size=10_000)
 
@@ -157,9 +156,7 @@ def test_a_run_and_its_keys_are_there_again(stores: Stores) -> None:
         )
         assert store.load_run(odd) == SavedRun(FULL)
         assert store.load_run(("other", "run")) is None
-        holder.settle()
-        holder.release()
-        holder = stores.claim()
+        holder = restarted(stores, holder)
         store = holder.store
 
 
@@ -173,9 +170,7 @@ def test_keys_of_old_generations_go(stores: Stores) -> None:
         saved = holder.store.load_run(RUN)
         assert saved is not None
         assert saved.keys == ((10, KeyKind.ITERATION, "a", b"1"),)
-        holder.settle()
-        holder.release()
-        holder = stores.claim()
+        holder = restarted(stores, holder)
 
 
 def test_the_oldest_finished_runs_go_first(stores: Stores, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -191,14 +186,10 @@ def test_the_oldest_finished_runs_go_first(stores: Stores, monkeypatch: pytest.M
         holder.store.commit_run(("job", f"open{number}"), RunRecord(), 0)
     for _ in range(2):
         assert [run for _, run in holder.store.run_names(-1)] == [f"open{number}" for number in range(4)]
-        holder.settle()
-        holder.release()
-        holder = stores.claim()
+        holder = restarted(stores, holder)
     # The keys of those that are gone went with them: one of the same name has none.
     holder.store.commit_run(("job", "finished0"), FULL, 0)
-    holder.settle()
-    holder.release()
-    assert stores.claim().store.load_run(("job", "finished0")) == SavedRun(FULL)
+    assert restarted(stores, holder).store.load_run(("job", "finished0")) == SavedRun(FULL)
 
 
 # -- one lighthouse at a time
@@ -219,9 +210,7 @@ def test_what_a_deposed_lighthouse_commits_is_not_kept(stores: Stores) -> None:
         old.store.commit_key(RUN, (3, KeyKind.ITERATION, "a", b"1"))
         old.settle()
     new.store.commit("other", record(1))
-    new.settle()
-    new.release()
-    store = stores.claim().store
+    store = restarted(stores, new).store
     assert store.load() == {"job": record(7), "other": record(1)}
     assert store.load_run(RUN) == SavedRun(FULL)
 
@@ -234,6 +223,4 @@ def test_one_that_was_deposed_before_its_first_write_is_told_apart_from_its_succ
         old.store.commit("job", record(8))
         old.settle()
     new.store.commit("job", record(7))
-    new.settle()
-    new.release()
-    assert stores.claim().store.load() == {"job": record(7)}
+    assert restarted(stores, new).store.load() == {"job": record(7)}

@@ -175,7 +175,7 @@ class Contender(QuorumLighthouse):
         self.gate = OutputGate(self._refusal)
         self._config_ = CandidateConfig(self.name, TTL_S)
         self.leadership = LeadershipDriver(self._config_, Timers(self), self)
-        self.leadership.start()
+        self.leadership.tick()
 
     def _hold(self) -> Callable[[], None]:
         return self.gate.hold()
