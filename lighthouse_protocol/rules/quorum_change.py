@@ -111,10 +111,6 @@ class QuorumWait:
         self._logged: str | None = None
         self._logged_at = 0.0
 
-    @property
-    def is_under_way(self) -> bool:
-        return self._since is not None and self._left_at is None
-
     def begin(self, now: float) -> None:
         """Start the wait, or continue it after a pause of up to RETRIED_WITHIN_S."""
         if self._left_at is not None and now > self._left_at + RETRIED_WITHIN_S:
@@ -123,7 +119,7 @@ class QuorumWait:
 
     def pause(self, now: float) -> None:
         """Pause the wait, because the last waiting request has ended without an answer."""
-        if self.is_under_way:
+        if self._since is not None and self._left_at is None:
             self._left_at = now
 
     def finish(self, now: float) -> str:

@@ -181,7 +181,7 @@ def test_a_rank_that_starts_anew_takes_the_group_s_step_along():
 
 def test_the_checkpoint_address_is_that_of_the_rank_s_last_ask():
     m = gathered(2, step=5)
-    assert m.checkpoint_address(1, 5) == m.checkpoint_address(1, None) == "ckpt1"
+    assert m.requests.checkpoint_address(1, 5) == m.requests.checkpoint_address(1, None) == "ckpt1"
     for machine, rank, step, error, why in (
         (m, 1, 4, WrongState, "at step 5, not at 4"),
         (m, 1, 6, WrongState, "at step 5, not at 6"),
@@ -189,4 +189,4 @@ def test_the_checkpoint_address_is_that_of_the_rank_s_last_ask():
         (unwatched(), 1, None, WrongState, "rank 1 has not asked"),
     ):
         with pytest.raises(error, match=why):
-            machine.checkpoint_address(rank, step)
+            machine.requests.checkpoint_address(rank, step)
