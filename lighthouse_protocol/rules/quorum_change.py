@@ -128,14 +128,6 @@ class QuorumWait:
         self._since = self._left_at = self._logged = None
         return "" if logged is None or since is None else f"there is a quorum, after {now - since:.0f} s"
 
-    def next_at(self, now: float) -> float | None:
-        """Return when to call next_line() again, or None if no request is waiting."""
-        if self._since is None or self._left_at is not None:
-            return None
-        if self._logged is None:
-            return self._since + LOGGED_AFTER_S
-        return max(self._logged_at + CHANGED_AFTER_S, now + CHECKED_EVERY_S)
-
     def next_line(self, waiting_for: str, now: float) -> str:
         """Return the log line that is due, or an empty string. `waiting_for` is the reason for the wait."""
         if self._since is None or self._left_at is not None or now < self._since + LOGGED_AFTER_S:
