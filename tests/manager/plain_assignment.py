@@ -1,4 +1,4 @@
-"""The rules of torchft.md ("Behaviour to match") and quorum.md ("Assignment") once more, the dumb way.
+"""The rules of an assignment, as torchft has them, once more the dumb way.
 
 Computed for the whole quorum at once: everybody's answer is read off one list of who takes state from whom.
 """
