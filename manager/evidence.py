@@ -22,7 +22,7 @@ import time
 from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from lighthouse_protocol.messages import session
 from lighthouse_protocol.messages.incident import (
@@ -212,8 +212,6 @@ def _written(file: int, ends_at: float, within_s: float) -> str:
     return os.pread(file, min(size, _MOST_BYTES), 0).decode(errors="replace")
 
 
-T = TypeVar("T")
-
 STACKS_WITHIN_S = 2.0
 PROBE_TIMEOUT_S = 2.5  # including slow reads of /proc on a busy host
 OUTPUT_WITHIN_S = 2.0
@@ -244,10 +242,14 @@ async def probe_with_output(request: WatchHello, lines: Awaitable[tuple[str, ...
 
 
 async def probe(request: WatchHello) -> ProcessSnapshot:
-    """Read the state of a rank's process on this host. If `request` contains an offer, also take its stacks."""
+    """Read the state of a rank's process on this host. If `request` contains an offer, also take its stacks.
+
+    If this takes too long, its thread continues unobserved, and does not delay the exit of this process.
+    """
     offer = request.offer or EvidenceOffer()
+    probing = start_read("evidence", lambda: _probe(request.pid, request.started, offer))
     try:
-        return await _in_thread(lambda: _probe(request.pid, request.started, offer), PROBE_TIMEOUT_S)
+        return await asyncio.wait_for(asyncio.wrap_future(probing), PROBE_TIMEOUT_S)
     except TimeoutError:
         late = f"/proc has not answered within {PROBE_TIMEOUT_S:g} s"
         return ProcessSnapshot(missing=(f"stacks: {late}", f"process: {late}"))
@@ -276,15 +278,6 @@ async def _last(lines: Awaitable[tuple[str, ...] | None]) -> tuple[tuple[str, ..
     except TimeoutError:
         return (), (f"output: its supervisor has not answered within {OUTPUT_WITHIN_S:g} s",)
     return ((), ("output: the supervisor does not run this process",)) if output is None else (output, ())
-
-
-async def _in_thread(work: Callable[[], T], within_s: float) -> T:
-    """Run `work` in a new daemon thread and return its result.
-
-    Raise TimeoutError if it takes more than `within_s` seconds. The thread then continues unobserved, and does not
-    delay the exit of this process.
-    """
-    return await asyncio.wait_for(asyncio.wrap_future(start_read("evidence", work)), within_s)
 
 
 # -- collector

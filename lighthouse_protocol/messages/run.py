@@ -110,10 +110,6 @@ class Generation:
     def number(self) -> int:
         return self.counters.number
 
-    def place(self, rank: RankId) -> int | None:
-        """Return the rank number of a process in this generation, or None if the process is a spare."""
-        return self.active.index(rank) if rank in self.active else None
-
 
 @dataclass(frozen=True, slots=True)
 class RankHello:

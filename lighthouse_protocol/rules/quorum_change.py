@@ -111,10 +111,6 @@ class QuorumWait:
         self._logged: str | None = None
         self._logged_at = 0.0
 
-    @property
-    def is_under_way(self) -> bool:
-        return self._since is not None and self._left_at is None
-
     def begin(self, now: float) -> None:
         """Start the wait, or continue it after a pause of up to RETRIED_WITHIN_S."""
         if self._left_at is not None and now > self._left_at + RETRIED_WITHIN_S:
@@ -123,7 +119,7 @@ class QuorumWait:
 
     def pause(self, now: float) -> None:
         """Pause the wait, because the last waiting request has ended without an answer."""
-        if self.is_under_way:
+        if self._since is not None and self._left_at is None:
             self._left_at = now
 
     def finish(self, now: float) -> str:
@@ -131,14 +127,6 @@ class QuorumWait:
         logged, since = self._logged, self._since
         self._since = self._left_at = self._logged = None
         return "" if logged is None or since is None else f"there is a quorum, after {now - since:.0f} s"
-
-    def next_at(self, now: float) -> float | None:
-        """Return when to call next_line() again, or None if no request is waiting."""
-        if self._since is None or self._left_at is not None:
-            return None
-        if self._logged is None:
-            return self._since + LOGGED_AFTER_S
-        return max(self._logged_at + CHANGED_AFTER_S, now + CHECKED_EVERY_S)
 
     def next_line(self, waiting_for: str, now: float) -> str:
         """Return the log line that is due, or an empty string. `waiting_for` is the reason for the wait."""

@@ -429,7 +429,7 @@ class GroupDriver:
 
     def checkpoint_address(self, group_rank: int, step: int | None) -> str:
         """Return the address at which a rank serves its state; see `QuorumRequests.checkpoint_address`."""
-        return self.machine.checkpoint_address(group_rank, step)
+        return self.machine.requests.checkpoint_address(group_rank, step)
 
     def check_peer(self, group_rank: int, quorum_id: int, proof: str) -> None:
         """Check that a caller may receive the address at which a rank serves its state.

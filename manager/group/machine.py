@@ -144,9 +144,6 @@ class GroupMachine:
         """
         return bool(self._secrets) and self.watches.are_agents
 
-    def checkpoint_address(self, group_rank: int, step: int | None) -> str:
-        return self.requests.checkpoint_address(group_rank, step)
-
     def handle(self, event: events.Event, now: float) -> Sequence[events.Effect]:
         has_timeout = self.watches.rank_timeout_s is not None
         if has_timeout:

@@ -12,7 +12,7 @@ import logging
 import secrets
 import socket
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from typing import Protocol
 
 from aiohttp import web
@@ -185,7 +185,11 @@ class ManagerDaemon:
     async def start(self) -> None:
         """Start the store and the RPC server. Raise InvalidRequest if an option cannot be used."""
         config = self._config
-        self._store_address = config.store if config.store != "auto" else await self._start_store()
+        self._store_address = config.store
+        if config.store == "auto":
+            self._store = await StoreProcess.start(config.store_python, listening_host(self._host))
+            self._tasks.append(asyncio.create_task(self._watch_store(self._store), name="store"))
+            self._store_address = str(Address(self._host, self._store.port))
         # Start gRPC only now: it does not survive the fork that starts the store.
         more = self._supervisor.entries() if self._supervisor is not None else {}
         service = ManagerService(self._driver, self.status, more=more)
@@ -220,10 +224,6 @@ class ManagerDaemon:
     def _client(self) -> AsyncLighthouseClient:
         coordinator = self._config.coordinator.at(self._search.address)
         return AsyncLighthouseClient(coordinator, job=self._config.job)
-
-    def ranks_started(self, group_ranks: Sequence[int] | None) -> None:
-        """Record that the supervisor has restarted the lost ranks among `group_ranks`, or all of them if it is None."""
-        self._driver.ranks_started(group_ranks)
 
     async def leave(self, reason: str) -> None:
         """Leave the job after the steps that have already been granted. Wait for up to --drain-timeout."""
@@ -300,11 +300,6 @@ class ManagerDaemon:
             grants=group.grants,
             kept=self._supervisor.kept_states() if self._supervisor is not None else (),
         )
-
-    async def _start_store(self) -> str:
-        self._store = await StoreProcess.start(self._config.store_python, listening_host(self._host))
-        self._tasks.append(asyncio.create_task(self._watch_store(self._store), name="store"))
-        return str(Address(self._host, self._store.port))
 
     async def _watch_store(self, store: StoreProcess) -> None:
         """Stop the manager when the store's process exits, because the group cannot connect to its peers without it."""

@@ -466,7 +466,7 @@ class HeadHost(HostSupervisor):
             self._workers.send(host, StartRanks(tuple(ranks), attempt, unit))
         if self._daemon is not None:
             # A torchrun process contains all ranks on its host.
-            self._daemon.ranks_started(ranks if self._launch.torchrun is None else None)
+            self._daemon.group.ranks_started(ranks if self._launch.torchrun is None else None)
 
     def halt(self, host: int, ranks: Sequence[int], grace_s: float) -> None:
         if host == 0 and self._local is not None:

@@ -1,4 +1,4 @@
-"""torchft's defects (numbered as in shared/reference/torchft.md), asked of our daemons as real processes."""
+"""Defects of torchft, by number, asked of our daemons as real processes."""
 
 import contextlib
 import threading
@@ -12,17 +12,14 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from lighthouse_protocol.messages.membership import Participant, Quorum
-from lighthouse_protocol.messages.session import WatchHello
 from lighthouse_protocol.refusals import (
     DeadlinePassed,
     Drained,
-    InvalidRequest,
     LighthouseError,
     Unreachable,
     WrongState,
 )
 from lighthouse_runtime.client.clients import LighthouseClient, ManagerClient
-from tests.daemons.groups import training
 from tests.processes import Lighthouse, Manager, Process, eventually, together
 
 pytestmark = pytest.mark.slow
@@ -180,31 +177,6 @@ def test_defect_10_a_lighthouse_that_is_away_is_told_before_the_deadline(pool: T
             assert "lighthouse" in str(error), error
             assert "did not answer within 3 s" not in str(error)
         assert manager.status().ranks_waiting == ()
-
-
-# -- 11: a dead group counts as alive until its heartbeats are old
-
-
-def test_defect_11_a_kill_is_known_at_once() -> None:
-    """However long the timeouts are."""
-    timeouts = ("--heartbeat-timeout", f"{LONG_S}s", "--join-timeout", f"{LONG_S}s")
-    with Lighthouse("--min-replicas", "1", *timeouts) as lighthouse, training(lighthouse, "default", "abc") as groups:
-        *others, killed = groups
-        quorum_id = killed.commits[-1][1]
-        killed.manager.kill()
-        goes_on = "they go on without it"
-        eventually(lambda: all(group.commits[-1][1] > quorum_id for group in others), goes_on, within_s=AT_ONCE_S)
-        assert max(group.discards for group in others) <= 2, "its step, and one that began before all knew"
-
-
-# -- 14: the barrier of the ranks
-
-
-def test_defect_14_a_watch_of_a_rank_out_of_range_is_refused() -> None:
-    with Manager("127.0.0.1:1", ranks=2) as process, ManagerClient(process.address) as manager:
-        with manager.watch(WatchHello(7, "w"), wait_for_ready=True) as watch:
-            with pytest.raises(InvalidRequest, match="rank: is 7; the group has ranks 0 to 1"):
-                next(watch)
 
 
 # -- 15: a stop ends what is open

@@ -31,6 +31,14 @@ def code_spans(page: Path) -> Iterator[str]:
     yield from _SPAN.findall(prose(page))
 
 
+def table_rows(text: str, columns: int) -> list[list[str]]:
+    """The rows of all tables with so many columns, without their heads."""
+    lines = [line for line in text.splitlines() if line.startswith("| ")]
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
+    heads = {at - 1 for at, row in enumerate(rows) if set(row) == {"---"}}
+    return [row for at, row in enumerate(rows) if len(row) == columns and at not in heads and set(row) != {"---"}]
+
+
 def sections(text: str) -> dict[str, str]:
     """The generated parts of a page by their name."""
     return dict(re.findall(r"<!-- begin (.+?) -->\n(.*?)<!-- end -->", text, re.DOTALL))

@@ -5,7 +5,7 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from tests.docs.pages import REPOSITORY, code_spans
+from tests.docs.pages import REPOSITORY, code_spans, table_rows
 from tests.simulation.quorums.faults import KINDS
 
 TESTS = REPOSITORY / "tests"
@@ -43,17 +43,11 @@ def test_every_test_that_it_names_is_there() -> None:
     assert sorted(name for name in names if not is_there(name, defined)) == []
 
 
-def rows(page: str, columns: int) -> list[list[str]]:
-    """The rows of the page's tables of that width, without their heads."""
-    lines = (REPOSITORY / page).read_text().splitlines()
-    table = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines if line.startswith("| ")]
-    return [row for row in table if len(row) == columns and row[0] not in ("failure", "---")]
-
-
 def test_every_failure_names_its_evidence() -> None:
     """Tests, files, and the simulator's kinds of fault."""
-    failures = [row[0] for row in rows("docs/reference/failures.md", 5)]
-    evidence = {row[0]: re.findall("`([^`]+)`", row[1]) for row in rows("docs/contributing/testing.md", 2)}
+    failures = [row[0] for row in table_rows((REPOSITORY / "docs/reference/failures.md").read_text(), 5)]
+    promises = table_rows((REPOSITORY / "docs/contributing/testing.md").read_text(), 2)
+    evidence = {row[0]: re.findall("`([^`]+)`", row[1]) for row in promises}
     defined = all_tests() | KINDS.keys()
     assert len(failures) > 30
     assert [what for what in failures if not evidence.get(what)] == []

@@ -2,7 +2,6 @@
 
 import dataclasses
 import re
-from collections.abc import Iterator
 from typing import Any, NamedTuple, get_args, get_type_hints
 
 import pytest
@@ -16,7 +15,7 @@ from lighthouse_runtime.cli import Duration, option_name
 from lighthouse_runtime.server import grpc_server
 from manager.server.config import ManagerConfig
 from manager.supervisor.config import SupervisorConfig
-from tests.docs.pages import REPOSITORY
+from tests.docs.pages import REPOSITORY, table_rows
 
 COMMANDS = {
     "lighthouse serve": LighthouseConfig,
@@ -37,14 +36,8 @@ class Row(NamedTuple):
     longer_than: str
 
 
-def rows() -> Iterator[Row]:
-    for line in (REPOSITORY / "docs/reference/timeouts.md").read_text().splitlines():
-        cells = [cell.strip() for cell in line.strip("|").split("|")]
-        if len(cells) == 5 and cells[0] not in ("timeout", "---"):
-            yield Row(*cells[:4])
-
-
-ROWS = {row.name: row for row in rows()}
+PAGE = (REPOSITORY / "docs/reference/timeouts.md").read_text()
+ROWS = {cells[0]: Row(*cells[:4]) for cells in table_rows(PAGE, 5)}
 
 
 def in_code() -> dict[str, float | None]:

@@ -65,7 +65,8 @@ class Worker:
     @property
     def place(self) -> int | None:
         """RANK; None: a spare, or told nothing."""
-        return self.held.place(self.rank) if self.held and self.runs else None
+        active = self.held.active if self.held and self.runs else ()
+        return active.index(self.rank) if self.rank in active else None
 
     @property
     def number(self) -> int | None:

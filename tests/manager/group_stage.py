@@ -18,11 +18,14 @@ BEAT_S = 1.0
 
 
 class Stage:
-    def __init__(self, size: int, lease_s: float, *, watched: bool, wants_next: tuple[bool, ...]) -> None:
+    def __init__(
+        self, size: int, lease_s: float, *, watched: bool, names_quorum: bool, wants_next: tuple[bool, ...]
+    ) -> None:
         self.machine = GroupMachine(Participant("a", address="a:1", store_address="a:2", group_world_size=size), "L")
         self.now = 0.0
         self.ranks = [Rank(number) for number in range(size)]
         self.watched = watched
+        self.names_quorum = names_quorum  # in votes: a yes binds
         self.wants_next = wants_next
         self.lighthouse = DumbLighthouse()
         self.lease = Lease(lease_s)
@@ -126,8 +129,11 @@ class Stage:
 
     def end_call(self, number: int, reason: str) -> None:
         rank = self.refuse(number)
-        if rank.granted is not None and rank.vote:
+        if rank.granted is not None and rank.vote and self.names_quorum:
             self.bound.add(number)
+        elif rank.granted is not None and rank.vote:
+            rank.vote = None
+            self.yes[rank.granted.quorum_id, rank.granted.max_step].discard(rank.number)
         self.feed(events.CallEnded(number, DeadlinePassed(reason)))
 
     # -- ranks
@@ -160,7 +166,8 @@ class Stage:
         number = self.number()
         self.calls[number] = Call(rank, self.now + time_left_s)
         self.moves_on(rank)
-        self.feed(PendingVote(number, rank.number, key[1], rank.vote, key[0], self.wants_next[rank.number]))
+        quorum_id = key[0] if self.names_quorum else None
+        self.feed(PendingVote(number, rank.number, key[1], rank.vote, quorum_id, self.wants_next[rank.number]))
 
     def do(self, rank: Rank) -> None:
         """What an Agent does next, or the script after the one that has ended."""
@@ -280,6 +287,7 @@ class Stage:
                 if levels.held is not None and levels.held.mode in (HoldState.RECALLED, HoldState.LEAVING):
                     self.stop(levels.held.quorum_id, levels.held.granted)
             case session.JoinRequest():
+                self.check_join(message)
                 if self.machine.held is not None:
                     self.stop(self.machine.held.quorum_id, -1)
             case session.Leave():
@@ -292,6 +300,17 @@ class Stage:
         self.stopped[quorum_id] = min(upto, self.stopped.get(quorum_id, upto))
 
     # -- checks
+
+    def check_join(self, join: session.JoinRequest) -> None:
+        """All ranks ask, and it says what they say."""
+        me, asking = join.participant, [call for number, call in self.calls.items() if call.rank.call == number]
+        assert sorted(call.rank.number for call in asking) == list(range(len(self.ranks)))
+        states = {(rank.step, rank.tag) for rank in self.ranks}
+        assert me.step == min(step for step, _ in states)
+        assert me.ranks_disagree == (len(states) > 1)
+        assert me.tag_quorum_id == (None if me.ranks_disagree else self.ranks[0].tag)
+        assert me.seen_quorum_id == max((quorum_id for quorum_id, _ in self.answers), default=0)
+        assert join.time_left_s == max(0.001, min(call.deadline_at for call in asking) - self.now)
 
     def check_gone(self, gone: int, watches: tuple[int, ...]) -> None:
         """Only those are told who were its mates, and are still the same processes."""

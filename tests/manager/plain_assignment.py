@@ -1,4 +1,4 @@
-"""The rules of torchft.md ("Behaviour to match") and quorum.md ("Assignment") once more, the dumb way.
+"""The rules of an assignment, as torchft has them, once more the dumb way.
 
 Computed for the whole quorum at once: everybody's answer is read off one list of who takes state from whom.
 """
@@ -20,11 +20,6 @@ class Plan:
     compares: bool
     healing: list[Participant]
     contributors: list[str]
-    all_are_agents: bool
-
-    @property
-    def sources(self) -> list[str]:
-        return [p.wire_id for p in self.up_to_date]
 
 
 def plan(quorum: Quorum, group_rank: int, init_sync: bool, stands: bool = False) -> Plan:
@@ -60,16 +55,7 @@ def plan(quorum: Quorum, group_rank: int, init_sync: bool, stands: bool = False)
     for i, member in enumerate(served):
         takes_from[member.wire_id] = up_to_date[(i + group_rank) % len(up_to_date)]
     compares = not [member for member in members if not member.compares]
+    contributors.sort()
     return Plan(
-        max_step,
-        at_max,
-        primary,
-        takes_from,
-        members,
-        up_to_date,
-        catching_up,
-        compares,
-        healing,
-        sorted(contributors),
-        all_are_agents,
+        max_step, at_max, primary, takes_from, members, up_to_date, catching_up, compares, healing, contributors
     )

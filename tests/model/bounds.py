@@ -59,19 +59,11 @@ def goals(bounds: Bounds) -> tuple[Goal, ...]:
     )
 
 
-def check(
-    bounds: Bounds,
-    weak: Iterable[str] = (),
-    promises: Iterable[str] = (),
-    *,
-    most: int = 10**9,
-    seconds: float = 1e9,
-) -> tuple[Found, Model]:
+def check(bounds: Bounds, weak: Iterable[str] = (), promises: Iterable[str] = ()) -> tuple[Found, Model]:
     """`promises`: look at these alone."""
     model = bounds.model(weak, promises)
     wanted = [goal for goal in goals(bounds) if not promises or goal.name.split()[0] in promises]
-    explorer = Explorer(model, Symmetry(FIELDS_OF_THE_WHOLE), wanted, most=most, seconds=seconds)
-    return explorer.run(), model
+    return Explorer(model, Symmetry(FIELDS_OF_THE_WHOLE), wanted).run(), model
 
 
 # -- for a reader

@@ -63,12 +63,12 @@ class Follower:
 class Conformance:
     """Follows one trace. `rules` counts the model's actions that it did."""
 
-    def __init__(self, trace: Sequence[Sent], weak: Sequence[str] = ()) -> None:
+    def __init__(self, trace: Sequence[Sent]) -> None:
         self._trace = trace = until_end(trace)
         names = sorted({who.split(".")[0] for who, _, message in trace if isinstance(message, session.Hello)})
         self._places = {name: g for g, name in enumerate(names)}
         most = dict.fromkeys(FAULTS, 10**9)
-        self.model = Model(len(names), 10**9, most, quorums=10**9, weak=weak)
+        self.model = Model(len(names), 10**9, most, quorums=10**9)
         self.world = World(self.model.first)
         self._groups = [Follower() for _ in names]
         self._ids: dict[int, int] = {}  # place of a quorum by its id in the trace
@@ -578,8 +578,8 @@ def until_end(trace: Sequence[Sent]) -> Sequence[Sent]:
     return trace
 
 
-def check_trace(trace: Sequence[Sent], weak: Sequence[str] = ()) -> Conformance:
+def check_trace(trace: Sequence[Sent]) -> Conformance:
     """Raise NotAllowed at the first message that the model does not allow."""
-    conformance = Conformance(trace, weak)
+    conformance = Conformance(trace)
     conformance.run()
     return conformance

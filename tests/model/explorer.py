@@ -56,7 +56,6 @@ class Found:
     transitions: int = 0
     depth: int = 0
     seconds: float = 0.0
-    is_complete: bool = True
     violation: str = ""
     trace: list[tuple[Step, State]] = field(default_factory=list[tuple[Step, State]])
     waiting: dict[str, int] = field(default_factory=dict[str, int])  # by goal, states in which it is not reached yet
@@ -110,22 +109,10 @@ class Symmetry:
 
 
 class Explorer:
-    """Explores up to `most` states, or for `seconds`."""
-
-    def __init__(
-        self,
-        model: Explorable,
-        symmetry: Symmetry,
-        goals: Iterable[Goal] = (),
-        *,
-        most: int = 10**9,
-        seconds: float = 1e9,
-    ) -> None:
+    def __init__(self, model: Explorable, symmetry: Symmetry, goals: Iterable[Goal] = ()) -> None:
         self._model = model
         self._symmetry = symmetry
         self._goals = tuple(goals)
-        self._most = most
-        self._seconds = seconds
         self._numbers: dict[State, int] = {}
         self.states: list[State] = []
         self._came_from: list[tuple[int, Step] | None] = []
@@ -140,9 +127,6 @@ class Explorer:
         depths = array("l", [0])
         waiting = deque([0])
         while waiting and not found.violation:
-            if len(self.states) > self._most or time.process_time() - began_at > self._seconds:
-                found.is_complete = False
-                break
             number = waiting.popleft()
             found.depth = max(found.depth, depths[number])
             for action, args, state in self._model.moves(self.states[number]):
@@ -160,7 +144,7 @@ class Explorer:
                     self._sources.append(number)
                     self._targets.append(place)
         found.states = len(self.states)
-        if not found.violation and found.is_complete:
+        if not found.violation:
             self._check_goals()
         found.seconds = time.process_time() - began_at
         return found

@@ -276,7 +276,7 @@ class Model:
         lighthouse = w.lighthouses[n]
         if lighthouse.unwritten != NOTHING:
             w.under_way = (lighthouse.unwritten, lighthouse.term)
-        w.lighthouses[n] = Lighthouse(new_lighthouse(len(w.groups)))
+        w.lighthouses[n] = Lighthouse.thaw(new_lighthouse(len(w.groups)))
         for group in w.groups:
             if group.link == n:
                 group.link = NOTHING

@@ -11,10 +11,10 @@ MIX = ("kill_group", "kill_manager", "restart_lighthouse", "kill_lighthouse", "b
 MORE = ("cut_lighthouse", "fail_step", "vanish_group", "close_shortly", "pause_group", "cut_peers", "pause_lighthouse")
 
 
-def trace_of(seed: int, *, seconds: float = 15.0) -> list[Sent]:
+def trace_of(seed: int) -> list[Sent]:
     """What a run sends, under faults that the model has: no torchft, no catching up, any number of groups."""
     simulator = SIMULATORS["quorums"]
-    drawn = simulator.draw_plan(seed, seconds=seconds, scenario="storm")
+    drawn = simulator.draw_plan(seed, seconds=15.0, scenario="storm")
     config = replace(drawn.config, stands=True, active=None, allowed_sizes=frozenset(), min_replicas=1, last_call_s=0.0)
     mix = (*MIX, *MORE)
     kinds = tuple(mix[(seed + n) % len(mix)] for n in (0, 3, 7))

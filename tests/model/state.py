@@ -5,6 +5,8 @@ names states. `content` stands for the bits of that state: it depends on every s
 states under one tag are equal only if their contents are.
 """
 
+from dataclasses import dataclass, fields
+from operator import attrgetter
 from typing import Any, NamedTuple
 
 NOTHING = -1
@@ -57,17 +59,6 @@ class Quorum(NamedTuple):
     parts: tuple[tuple[Any, ...], ...] = ()  # by member: (step, state) that it may have sent before it gave up or died
 
 
-class Record:
-    __slots__: tuple[str, ...] = ()
-
-    def __init__(self, values: tuple[Any, ...]) -> None:
-        for name, value in zip(self.__slots__, values, strict=True):
-            setattr(self, name, value)
-
-    def freeze(self) -> tuple[Any, ...]:
-        return tuple([getattr(self, name) for name in self.__slots__])
-
-
 def has_late(quorum: Quorum) -> bool:
     """Return whether a member learns too late that it must heal. Then all members join after the first step."""
     return any(is_late(quorum, join) for join in quorum.joins)
@@ -77,49 +68,33 @@ def is_late(quorum: Quorum, join: Join) -> bool:
     return join.begins and (join.step, join.tag) != (quorum.start, quorum.tag)
 
 
-class Group(Record):
-    __slots__ = (  # noqa: RUF023  in the order of the tuple
-        "incarnation",
-        "step",
-        "tag",
-        "content",
-        "is_torn",
-        "work",  # () or (quorum, step, progress)
-        "has_failed",  # its last step was discarded
-        "begins",  # its ranks compute before they receive the quorum
-        "quorum",  # the one that its manager holds
-        "mode",
-        "granted",
-        "upto",  # last step to grant, if resumed
-        "seen",
-        "has_lease",
-        "link",  # the lighthouse that it is connected to
-        "asks",  # it waits for a quorum
-        "mail",  # quorum in an answer that is under way to it
-        "drains",
-        "has_left",
-        "discards",
-    )
-    incarnation: int
-    step: int
-    tag: int
-    content: int
-    is_torn: bool
-    work: tuple[int, int, str] | tuple[()]
-    has_failed: bool
-    begins: bool
-    quorum: int
-    mode: str
-    granted: int
-    upto: int
-    seen: int
-    has_lease: bool
-    link: int
-    asks: bool
-    mail: int
-    drains: bool
-    has_left: bool
-    discards: int
+@dataclass(slots=True, eq=False)
+class Group:
+    """The explorer stores it as the tuple of its fields."""
+
+    incarnation: int = 0
+    step: int = 0
+    tag: int = 0
+    content: int = 0
+    is_torn: bool = False
+    work: tuple[int, int, str] | tuple[()] = ()  # quorum, step, progress
+    has_failed: bool = False  # its last step was discarded
+    begins: bool = False  # its ranks compute before they receive the quorum
+    quorum: int = NOTHING  # the one that its manager holds
+    mode: str = NO_QUORUM
+    granted: int = 0
+    upto: int = 0  # last step to grant, if resumed
+    seen: int = 0
+    has_lease: bool = False
+    link: int = NOTHING  # the lighthouse that it is connected to
+    asks: bool = False  # it waits for a quorum
+    mail: int = NOTHING  # quorum in an answer that is under way to it
+    drains: bool = False
+    has_left: bool = False
+    discards: int = 0
+
+    def freeze(self) -> tuple[Any, ...]:
+        return _group(self)
 
     def join(self) -> Join:
         return Join(self.incarnation, self.step, self.tag, self.is_torn, self.has_failed, self.seen, self.begins)
@@ -132,75 +107,39 @@ class Group(Record):
         self.seen, self.has_lease, self.link, self.asks, self.mail = 0, False, NOTHING, False, NOTHING
 
 
-NEW_GROUP = (
-    0,
-    0,
-    0,
-    0,
-    False,
-    (),
-    False,
-    False,
-    NOTHING,
-    NO_QUORUM,
-    0,
-    0,
-    0,
-    False,
-    NOTHING,
-    False,
-    NOTHING,
-    False,
-    False,
-    0,
-)
+_group = attrgetter(*(field.name for field in fields(Group)))
 
 
-class Lighthouse(Record):
-    """One process. Fields after `seen` have an entry for each group."""
+@dataclass(slots=True, eq=False)
+class Lighthouse:
+    """One process. Fields after `seen` have an entry for each group: lists here, and tuples for the explorer."""
 
-    __slots__ = (  # noqa: RUF023  in the order of the tuple
-        "term",  # 0 while it does not lead
-        "phase",
-        "quorum",  # its last one
-        "upto",
-        "needs_recall",
-        "unwritten",  # quorum whose record the store has not acknowledged
-        "seen",  # highest quorum_id that a member has reported
-        "session",  # incarnation that is connected
-        "joins",
-        "lease",  # the group's member of the quorum may hold a lease
-        "unknown",  # the group may hold a lease of a quorum that this lighthouse does not know
-        "heard",  # it has reported since the start
-        "back",  # it has confirmed since the start that it holds the quorum
-        "granted",  # highest grant, reported since the recall
-        "spent",  # it grants no more
-        "untold",  # its answer has not been sent
-    )
-    term: int
+    term: int  # 0 while it does not lead
     phase: str
-    quorum: int
+    quorum: int  # its last one
     upto: int
     needs_recall: bool
-    unwritten: int
-    seen: int
-    session: list[int]
+    unwritten: int  # quorum whose record the store has not acknowledged
+    seen: int  # highest quorum_id that a member has reported
+    session: list[int]  # incarnation that is connected
     joins: list[Join | None]
-    lease: list[bool]
-    unknown: list[bool]
-    heard: list[bool]
-    back: list[bool]
-    granted: list[int]
-    spent: list[bool]
-    untold: list[bool]
+    lease: list[bool]  # the group's member of the quorum may hold a lease
+    unknown: list[bool]  # the group may hold a lease of a quorum that this lighthouse does not know
+    heard: list[bool]  # it has reported since the start
+    back: list[bool]  # it has confirmed since the start that it holds the quorum
+    granted: list[int]  # highest grant, reported since the recall
+    spent: list[bool]  # it grants no more
+    untold: list[bool]  # its answer has not been sent
 
-    def __init__(self, values: tuple[Any, ...]) -> None:
-        super().__init__(values)
-        for name in self.__slots__[7:]:
-            setattr(self, name, list(getattr(self, name)))
+    @classmethod
+    def thaw(cls, state: tuple[Any, ...]) -> "Lighthouse":
+        return cls(*[list(value) if type(value) is tuple else value for value in state])
 
     def freeze(self) -> tuple[Any, ...]:
-        return tuple([v if type(v := getattr(self, name)) is not list else tuple(v) for name in self.__slots__])
+        return tuple([tuple(value) if type(value) is list else value for value in _lighthouse(self)])
+
+
+_lighthouse = attrgetter(*(field.name for field in fields(Lighthouse)))
 
 
 def new_lighthouse(groups: int) -> tuple[Any, ...]:
@@ -216,8 +155,8 @@ class World:
 
     def __init__(self, state: tuple[Any, ...]) -> None:
         groups, lighthouses, self.quorums, self.journal, self.term, self.under_way, self.left, self.is_late = state
-        self.groups = [Group(values) for values in groups]
-        self.lighthouses = [Lighthouse(values) for values in lighthouses]
+        self.groups = [Group(*values) for values in groups]
+        self.lighthouses = [Lighthouse.thaw(values) for values in lighthouses]
         # quorums: all that formed. journal: places of the recorded ones, the newest last. term: of the present leader.
         # under_way: a deposed leader's write (quorum, term). left: the faults that may still happen, by kind.
         # is_late: some message or group has missed a deadline.
@@ -254,4 +193,4 @@ class World:
 
 
 def new_world(groups: int, lighthouses: int, left: tuple[int, ...]) -> tuple[Any, ...]:
-    return ((NEW_GROUP,) * groups, (new_lighthouse(groups),) * lighthouses, (), (), 0, (), left, False)
+    return ((Group().freeze(),) * groups, (new_lighthouse(groups),) * lighthouses, (), (), 0, (), left, False)

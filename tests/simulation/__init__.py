@@ -1,1 +1,1 @@
-"""The whole system on a virtual clock, from one seed, over the same pure machines as production (quorum.md, 7)."""
+"""The whole system on a virtual clock, from one seed, over the same pure machines as production."""

@@ -142,10 +142,7 @@ class Process:
     def slow(self, by_s: float, for_s: float) -> None:
         """Add `by_s` to everything that the process does, for a while."""
         self.slow_s = by_s
-        self.world.after(for_s, self._recover)
-
-    def _recover(self) -> None:
-        self.slow_s = 0.0
+        self.world.after(for_s, setattr, self, "slow_s", 0.0)
 
     def kill(self) -> None:
         if not self.is_up:

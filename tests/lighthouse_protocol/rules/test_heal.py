@@ -65,9 +65,13 @@ class Heal:
         return status
 
 
+@pytest.fixture
+def heal() -> Heal:
+    return Heal()
+
+
 class TestRate:
-    def test_of_a_steady_heal_and_what_is_left(self):
-        heal = Heal()
+    def test_of_a_steady_heal_and_what_is_left(self, heal: Heal):
         heal.flows(20, 20)
         status = heal.at(20)
         assert (status.source, status.step, status.received, status.total) == ("a", 17, 400 * MIB, 1000 * MIB)
@@ -75,43 +79,37 @@ class TestRate:
         assert status.left_s == pytest.approx(30)
         assert status.text == "healing from a: 400 of 1000 MiB, 20 MiB/s, 30 s left"
 
-    def test_between_two_reports_stays_and_what_is_left_runs_down(self):
-        heal = Heal()
+    def test_between_two_reports_stays_and_what_is_left_runs_down(self, heal: Heal):
         heal.flows(20, 20)
         assert heal.at(21.5).bytes_per_s == 20 * MIB
         assert heal.at(21.5).left_s == pytest.approx(28.5)
 
-    def test_is_that_of_the_last_seconds(self):
+    def test_is_that_of_the_last_seconds(self, heal: Heal):
         """It waited 30 s for its source, and a link that has become slow is not shown as fast."""
-        heal = Heal()
         heal.flows(30, 0)
         heal.flows(60, 30, since=30)
         assert heal.at(60).bytes_per_s == 30 * MIB
         heal.flows(80, 1, since=60, before=900)
         assert heal.at(80).bytes_per_s == MIB
 
-    def test_of_the_first_moment_is_not_known(self):
-        heal = Heal()
+    def test_of_the_first_moment_is_not_known(self, heal: Heal):
         heal.report(0.1, 1)
         assert (heal.at(0.1).bytes_per_s, heal.at(0.1).left_s) == (None, None)
         assert heal.at(0.1).text == "healing from a: 1.0 of 1000 MiB"
 
-    def test_of_a_slow_heal_is_not_zero(self):
-        heal = Heal()
+    def test_of_a_slow_heal_is_not_zero(self, heal: Heal):
         for at in range(0, 100, 4):  # a manager repeats what stands still every 4 s
             heal.report(at, at / 1024, total=10)
         assert heal.at(96).bytes_per_s == pytest.approx(1024, rel=0.01)
         assert heal.at(96).left_s == pytest.approx(10 * 1024, rel=0.02)
 
-    def test_what_is_left_for_ages_is_not_told(self):
-        heal = Heal()
+    def test_what_is_left_for_ages_is_not_told(self, heal: Heal):
         heal.flows(20, 0.0001)
         assert heal.at(20).left_s is None
 
 
 class TestStalled:
-    def test_falls_to_zero_and_no_end_is_foretold(self):
-        heal = Heal()
+    def test_falls_to_zero_and_no_end_is_foretold(self, heal: Heal):
         heal.flows(20, 20)
         heal.flows(40, 0, since=21, before=400)
         assert heal.at(40).bytes_per_s == 0
@@ -119,20 +117,17 @@ class TestStalled:
         assert heal.at(40).still_s == 20
         assert heal.at(40).text == "healing from a: 400 of 1000 MiB, nothing for 20 s"
 
-    def test_so_does_that_of_a_manager_that_says_nothing(self):
-        heal = Heal()
+    def test_so_does_that_of_a_manager_that_says_nothing(self, heal: Heal):
         heal.flows(20, 20)
         rates = [heal.at(20 + silent_s).bytes_per_s for silent_s in range(3, 20)]
         assert rates == sorted(rates, key=lambda rate: -(rate or 0))
         assert rates[-1] == 0
 
-    def test_before_the_first_byte(self):
-        heal = Heal()
+    def test_before_the_first_byte(self, heal: Heal):
         heal.report(5, 0, total=None)
         assert heal.at(5).text == "healing from a: 0 B, nothing for 5.0 s"
 
-    def test_goes_on(self):
-        heal = Heal()
+    def test_goes_on(self, heal: Heal):
         heal.flows(20, 20)
         heal.report(20 + STILL_SHOWN_S, 400)
         assert heal.at(20 + STILL_SHOWN_S).left_s is None
@@ -140,16 +135,14 @@ class TestStalled:
         assert heal.at(21 + STILL_SHOWN_S).left_s is not None
 
 
-def test_a_total_that_is_not_known_leaves_the_rate():
-    heal = Heal()
+def test_a_total_that_is_not_known_leaves_the_rate(heal: Heal):
     heal.flows(12, 20, total=None)
     assert (heal.at(12).total, heal.at(12).left_s) == (None, None)
     assert heal.at(12).text == "healing from a: 240 MiB, 20 MiB/s"
 
 
 class TestRestarted:
-    def test_another_source_begins_anew(self):
-        heal = Heal()
+    def test_another_source_begins_anew(self, heal: Heal):
         heal.flows(20, 40)
         heal.flows(25, 2, since=21, source="c")
         assert heal.at(25).bytes_per_s is not None
@@ -161,14 +154,12 @@ class TestRestarted:
         ]
 
     @pytest.mark.parametrize("changed", [{"number": 2}, {"process": "q"}])
-    def test_another_heal_has_a_rate_of_its_own(self, changed: dict[str, object]):
-        heal = Heal()
+    def test_another_heal_has_a_rate_of_its_own(self, heal: Heal, changed: dict[str, object]):
         heal.flows(20, 40)
         heal.report(21, 850, began_at=20, **changed)  # type: ignore[arg-type]
         assert heal.at(21).bytes_per_s == 850 * MIB
 
-    def test_one_that_has_failed_is_none(self):
-        heal = Heal()
+    def test_one_that_has_failed_is_none(self, heal: Heal):
         heal.flows(20, 40)
         heal.group.add_report(0, "p", None, 21)
         heal.say(21)
@@ -178,8 +169,7 @@ class TestRestarted:
 
 
 class TestSeveralRanks:
-    def test_bytes_and_rates_are_added_up_and_the_slowest_counts(self):
-        heal = Heal()
+    def test_bytes_and_rates_are_added_up_and_the_slowest_counts(self, heal: Heal):
         for at in range(21):
             heal.report(at, 20 * at, rank=0)
             heal.report(at, 10 * at, rank=1)
@@ -187,16 +177,14 @@ class TestSeveralRanks:
         assert (status.received, status.total, status.bytes_per_s) == (600 * MIB, 2000 * MIB, 30 * MIB)
         assert status.left_s == pytest.approx(80)
 
-    def test_one_that_stands_still_holds_up_the_group(self):
-        heal = Heal()
+    def test_one_that_stands_still_holds_up_the_group(self, heal: Heal):
         for at in range(21):
             heal.report(at, 20 * at, rank=0)
             heal.report(at, 10 * min(at, 5), rank=1)
         assert heal.at(20).bytes_per_s == 20 * MIB
         assert (heal.at(20).left_s, heal.at(20).still_s) == (None, 15)
 
-    def test_one_that_is_done_counts_until_all_are(self):
-        heal = Heal()
+    def test_one_that_is_done_counts_until_all_are(self, heal: Heal):
         heal.flows(20, 50, rank=1)
         heal.report(20, 1000, rank=1, is_over=True)
         heal.report(20, 400, rank=0)
@@ -209,20 +197,17 @@ class TestSeveralRanks:
         heal.say(51)
         assert heal.lines[-1] == "51 healed from a at step 17: 2.0 GiB in 50 s (40 MiB/s)"
 
-    def test_one_total_that_is_not_known_leaves_the_group_without(self):
-        heal = Heal()
+    def test_one_total_that_is_not_known_leaves_the_group_without(self, heal: Heal):
         heal.report(1, 5, rank=0)
         heal.report(1, 5, rank=1, total=None)
         assert (heal.at(1).total, heal.at(1).left_s) == (None, None)
 
-    def test_from_several_groups(self):
-        heal = Heal()
+    def test_from_several_groups(self, heal: Heal):
         for rank, source in enumerate("dbace"):
             heal.report(1, 5, rank=rank, source=source)
         assert heal.at(1).source == "a, b, c and 2 more"
 
-    def test_a_rank_whose_process_ends_breaks_it_off(self):
-        heal = Heal()
+    def test_a_rank_whose_process_ends_breaks_it_off(self, heal: Heal):
         heal.flows(9, 10, rank=0)
         heal.report(9, 1000, rank=1, is_over=True)
         heal.group.retain_ranks({1}, 10)
@@ -250,8 +235,7 @@ class TestSeveralRanks:
 
 
 class TestLines:
-    def test_of_a_heal_that_lasts(self):
-        heal = Heal()
+    def test_of_a_heal_that_lasts(self, heal: Heal):
         heal.flows(41, 100, total=4100)
         heal.report(41, 4100, total=4100, is_over=True)
         heal.say(42)
@@ -264,16 +248,14 @@ class TestLines:
             "42 healed from a at step 17: 4.0 GiB in 41 s (100 MiB/s)",
         ]
 
-    def test_of_a_short_one_is_its_end(self):
-        heal = Heal()
+    def test_of_a_short_one_is_its_end(self, heal: Heal):
         heal.report(5, 10, total=10, began_at=4.8, is_over=True)
         assert heal.lines == []
         assert heal.group.next_at(5) == 6
         heal.say(6)
         assert heal.lines == ["6 healed from a at step 17: 10 MiB in 200 ms (50 MiB/s)"]
 
-    def test_what_is_over_and_still_reported_is_said_once(self):
-        heal = Heal()
+    def test_what_is_over_and_still_reported_is_said_once(self, heal: Heal):
         for at in range(15):
             heal.report(at, 10, total=10, began_at=at, is_over=True)
         assert len(heal.lines) == 1

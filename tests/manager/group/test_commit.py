@@ -1,4 +1,4 @@
-"""The votes for a step: as text, what each leads to; and drawn events against a witness.
+"""The votes for a step: as text, what each leads to. Drawn votes are in test_group_properties.py.
 
 ranks=2                         a group of two, with nothing decided
 Opened(1, 5); yes(1, 0)         events: call 1 is the yes of rank 0; by default for step 5 of no named quorum
@@ -7,11 +7,7 @@ no(2, 1, of=1)                  call 2 is a no of rank 1 that names quorum 1
     1: discard; 2: discard
 """
 
-from collections import defaultdict
 from pathlib import Path
-
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from lighthouse_protocol.messages.membership import Decision, Distrust, DistrustKind, Participant
 from lighthouse_protocol.messages.session import HoldState, VoteAnswer
@@ -115,102 +111,3 @@ def test_decisions_are_kept_for_the_last_sixteen():
     assert m.vote(yes(101, 0, step=newest, of=1)) == [VoteAnswer(101, Decision(True))], "the oldest are forgotten first"
     [refused] = m.vote(yes(102, 0, step=0, of=1))
     assert isinstance(refused, events.CallRefused)
-
-
-# -- drawn events
-
-SIZE = 2
-Key = tuple[int, int]
-votes = st.sampled_from([True, True, True, False])
-happenings = st.lists(
-    st.one_of(
-        st.tuples(st.just("open"), st.booleans(), st.integers(0, 1)),
-        st.tuples(
-            st.just("vote"), st.integers(0, SIZE - 1), st.sampled_from([True, True, True, False]), st.integers(-1, 1)
-        ),
-        st.tuples(st.just("vote"), st.integers(0, SIZE - 1), st.just(True), st.just(0)),
-        st.tuples(st.just("withdraw"), st.integers(0, SIZE - 1)),
-    ),
-    min_size=12,
-    max_size=60,
-)
-
-
-class Witness:
-    """Knows the votes that count, and judges every decision by them."""
-
-    def __init__(self) -> None:
-        self.machine = Group(SIZE)
-        self.open: dict[int, PendingVote] = {}
-        self.opened: list[Key] = []  # what a rank may name: its votes for anything else would tell of decisions
-        self.wants: defaultdict[Key, set[int]] = defaultdict(set)  # the ranks whose yes counts
-        self.refused: set[Key] = set()  # by a rank
-        self.committed: set[Key] = set()
-        self.opens(1, 5)
-
-    def key(self, vote: PendingVote) -> Key:
-        return self.quorum_id if vote.quorum_id is None else vote.quorum_id, vote.step
-
-    def follows(self, effects: list[object]) -> None:
-        answers = {e.number: e.outcome.commit for e in effects if isinstance(e, VoteAnswer)}
-        assert len(set(answers.values())) <= 1, "everyone gets the same decision"
-        for call, is_commit in answers.items():
-            vote = self.open.pop(call)
-            key = self.key(vote)
-            if is_commit:
-                assert vote.vote
-                assert self.wants[key] == set(range(SIZE)), "every rank"
-                self.committed.add(key)
-            else:
-                assert key in self.refused, "only a no discards"
-                assert not vote.vote or key not in self.committed, "a late or repeated voter gets what was decided"
-                self.wants[key] -= {vote.group_rank} if vote.vote else set()
-        for effect in effects:
-            if isinstance(effect, events.CallRefused):
-                del self.open[effect.call]
-        assert self.machine.votes.is_voting == bool(self.open)
-
-    def votes(self, vote: PendingVote) -> None:
-        self.open[vote.call] = vote
-        if vote.vote:
-            self.wants[self.key(vote)].add(vote.group_rank)
-        else:
-            self.refused.add(self.key(vote))
-        self.follows(self.machine.vote(vote))
-
-    def ends(self, rank: int) -> None:
-        """The newest call of that rank. A yes that names its quorum goes on to count."""
-        gone = max((call for call, vote in self.open.items() if vote.group_rank == rank), default=10_000)
-        if gone in self.open and (self.open[gone].quorum_id is None or not self.open[gone].vote):
-            self.wants[self.key(self.open.pop(gone))].discard(rank)
-        self.machine.votes.withdraw(gone)
-        assert self.machine.votes.is_voting == bool(self.open)
-
-    def opens(self, quorum_id: int, step: int) -> None:
-        self.quorum_id, self.step = quorum_id, step
-        self.opened.append((quorum_id, step))
-        self.wants.pop((quorum_id, step), None)
-        self.refused.discard((quorum_id, step))
-        self.committed.discard((quorum_id, step))
-        self.follows(self.machine.open(quorum_id, step))
-        assert not self.open, "who waited in the attempt that is given up has learnt so"
-
-
-@settings(max_examples=300)
-@given(happenings, st.booleans())
-def test_a_commit_is_what_every_rank_wants(drawn: list[tuple], names_quorums: bool):
-    witness = Witness()
-    for call, (what, *details) in enumerate(drawn, start=1):
-        match what:
-            case "open":
-                is_next, ahead = details
-                stands = not ahead or (witness.quorum_id, witness.step) in witness.committed
-                witness.opens(witness.quorum_id + (is_next or not stands), witness.step + ahead)
-            case "vote":
-                rank, vote, ahead = details
-                quorum_id, step = None, witness.step + ahead
-                if names_quorums:
-                    quorum_id, step = witness.opened[ahead % len(witness.opened) - 1]
-                witness.votes(PendingVote(call, rank, step, vote, quorum_id))
-            case "withdraw":
-                witness.ends(details[0])

@@ -1,4 +1,4 @@
-"""All ranks have asked: as text, what each request and answer leads to; and drawn events against a witness.
+"""All ranks have asked: as text, what each request and answer leads to. test_group_properties.py draws them.
 
 ranks=2                                 a group of two, called a unless `group` says otherwise
 ask(1, 0, 5, tag=3); ask(2, 1, 5)       events: call 1 is of rank 0 at step 5
@@ -10,18 +10,16 @@ formed(1, 4, a(5), b(6))                the answer to join 1: quorum 4 of these 
 
 from collections.abc import Sequence
 from functools import partial
-from itertools import count, groupby
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import example, given, settings
-from hypothesis import strategies as st
 
 from lighthouse_protocol import refusals
 from lighthouse_protocol.messages.membership import Assignment, CatchUp, Distrust, DistrustKind, Participant, Tag
 from lighthouse_protocol.messages.session import JoinAccepted, JoinRejected, JoinRequest, WithdrawRequest
-from lighthouse_protocol.refusals import InvalidRequest, Unreachable, WrongState
+from lighthouse_protocol.refusals import InvalidRequest, WrongState
 from manager.group import events
 from manager.group.events import QuorumRequest
 from manager.group.machine import GroupMachine
@@ -183,7 +181,7 @@ def test_a_rank_that_starts_anew_takes_the_group_s_step_along():
 
 def test_the_checkpoint_address_is_that_of_the_rank_s_last_ask():
     m = gathered(2, step=5)
-    assert m.checkpoint_address(1, 5) == m.checkpoint_address(1, None) == "ckpt1"
+    assert m.requests.checkpoint_address(1, 5) == m.requests.checkpoint_address(1, None) == "ckpt1"
     for machine, rank, step, error, why in (
         (m, 1, 4, WrongState, "at step 5, not at 4"),
         (m, 1, 6, WrongState, "at step 5, not at 6"),
@@ -191,125 +189,4 @@ def test_the_checkpoint_address_is_that_of_the_rank_s_last_ask():
         (unwatched(), 1, None, WrongState, "rank 1 has not asked"),
     ):
         with pytest.raises(error, match=why):
-            machine.checkpoint_address(rank, step)
-
-
-# -- drawn events
-
-SIZE = 3
-happenings = st.lists(
-    st.one_of(
-        st.tuples(st.just("all ask"), st.permutations(range(SIZE))),
-        st.tuples(
-            st.just("ask"),
-            st.integers(0, SIZE - 1),
-            st.sampled_from([0, 0, 0, 0, 1]),  # steps ahead
-            st.sampled_from(["", "w", "w", "w", "v"]),
-            st.sampled_from([None, 1, 2]),
-            st.sampled_from([None, None, None, 0, 1]),  # steps that the state held is behind
-        ),
-        st.tuples(st.just("withdraw"), st.integers(0, 5)),
-        st.tuples(st.just("answer"), st.integers(0, 2), st.integers(-1, 2)),
-        st.tuples(st.just("fail"), st.integers(0, 1)),
-    ),
-    max_size=60,
-)
-
-
-class Witness:
-    """Knows the calls that are open and the join that is asked; judges every effect by them."""
-
-    def __init__(self) -> None:
-        self.machine = unwatched(SIZE)
-        self.open: dict[int, QuorumRequest] = {}
-        self.joined: dict[int, QuorumRequest] = {}  # the asks of the join, by call
-        self.number = self.highest_id = 0
-
-    def follows(self, event: events.Event, answered_join: int | None = None) -> Sequence[events.Effect]:
-        effects = self.machine.handle(event, 0)
-        answered: set[int] = set()
-        for effect in effects:
-            match effect:
-                case events.Sent(JoinRequest() as join):
-                    assert not self.joined, "one join at a time"
-                    self._check_joined(join)
-                case events.Sent(WithdrawRequest(number)):
-                    assert self.joined
-                    assert number == self.number
-                    self.joined = {}
-                case events.CallRefused(call):
-                    del self.open[call]
-                case events.QuorumAnswered(call, assignment):
-                    assert answered_join == self.number
-                    assert assignment.quorum_id >= self.highest_id
-                    self.highest_id = assignment.quorum_id
-                    answered.add(call)
-                    del self.open[call]
-                case _:
-                    pass
-        if answered:
-            assert answered == self.joined.keys(), "all ranks of the join or none, and none of another one"
-        if not self.joined.keys() & self.open.keys():
-            self.joined = {}
-        ranks = [a.group_rank for a in self.open.values()]
-        assert sorted(ranks) == sorted(set(ranks)) == list(self.machine.waiting)
-        assert self.machine.status().is_joined == bool(self.joined)
-        assert len(ranks) < SIZE or self.joined, "all are there and nothing happens"
-        return effects
-
-    def _check_joined(self, join: JoinRequest) -> None:
-        me = join.participant
-        by_rank = {a.group_rank: a for a in self.open.values()}
-        assert sorted(by_rank) == list(range(SIZE)), "all ranks are there"
-        asks = [by_rank[rank] for rank in range(SIZE)]
-        states = {a.catch_up.held or (a.step, a.tag_quorum_id) for a in asks}
-        assert me.step == min(step for step, _ in states)
-        is_behind = any(a.catch_up.held for a in asks)
-        assert me.works_at == (max(a.step for a in asks) if is_behind else None)
-        assert me.ranks_disagree == (len(states) > 1)
-        assert len({a.step for a in asks}) == 1 or all(a.rank_incarnation for a in asks)
-        assert me.tag_quorum_id == (None if me.ranks_disagree else states.pop()[1])
-        assert join.time_left_s == max(0.001, min(a.deadline_at for a in asks))
-        assert me.seen_quorum_id == self.highest_id
-        assert join.number > self.number
-        self.number, self.joined = join.number, {a.call: a for a in asks}
-
-
-def run(drawn: list[tuple[Any, ...]]) -> None:
-    witness, step, calls = Witness(), 0, count(1)
-
-    def come(rank: int, ahead: int = 0, **fields: Any) -> None:
-        call = next(calls)
-        witness.open[call] = ask(call, rank, step + ahead, 100.0 - call, **fields)
-        witness.follows(witness.open[call])
-
-    for what, *details in drawn:
-        match what:
-            case "all ask":
-                for rank in details[0]:
-                    come(rank, rank_incarnation="w")
-            case "ask":
-                rank, ahead, rank_incarnation, tag, lag = details
-                held = None if lag is None or not rank_incarnation else Tag(max(0, step - lag), tag)
-                catch_up = CatchUp(held is not None, held)
-                come(rank, ahead, rank_incarnation=rank_incarnation, tag_quorum_id=tag, catch_up=catch_up)
-            case "withdraw":
-                call = sorted(witness.open)[details[0]] if details[0] < len(witness.open) else 10_000
-                takes_back = witness.open.pop(call, None) is not None and witness.joined
-                effects = witness.follows(events.CallEnded(call))
-                assert not takes_back or events.Sent(WithdrawRequest(witness.number)) in effects
-            case "answer":
-                older, higher = details
-                q = quorum(member("a", step), member("b", step + 1), quorum_id=witness.highest_id + higher)
-                number = witness.number - older
-                effects = witness.follows(told(JoinAccepted(number, q, False)), number)
-                step += any(isinstance(e, events.QuorumAnswered) for e in effects)
-            case "fail" if witness.number > details[0]:  # number 0 refuses the session
-                witness.follows(told(JoinRejected(witness.number - details[0], Unreachable("x"))))
-
-
-@settings(max_examples=200)
-@given(happenings)
-@example([("all ask", [0, 1, 2]), ("ask", 0, 0, "", None, None), ("ask", 1, 1, "w", None, None)])
-def test_joins_never_mix(drawn: list[tuple[Any, ...]]):
-    run(drawn)
+            machine.requests.checkpoint_address(rank, step)

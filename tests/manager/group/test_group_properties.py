@@ -19,15 +19,23 @@ class GroupBetweenRanksAndLighthouse(RuleBasedStateMachine):
         size=st.integers(1, 3),
         lease_s=st.sampled_from([2.0, 5.0]),
         watched=st.sampled_from([True, True, True, False]),
+        names_quorum=st.sampled_from([True, True, False]),
         wants_next=st.tuples(st.booleans(), st.booleans(), st.booleans()),
         trains=st.booleans(),
         drains=st.sampled_from([False, False, False, True]),
     )
     def begin(
-        self, size: int, lease_s: float, watched: bool, wants_next: tuple[bool, bool, bool], trains: bool, drains: bool
+        self,
+        size: int,
+        lease_s: float,
+        watched: bool,
+        names_quorum: bool,
+        wants_next: tuple[bool, bool, bool],
+        trains: bool,
+        drains: bool,
     ) -> None:
         self.drains = drains
-        self.stage = Stage(size, lease_s, watched=watched, wants_next=wants_next)
+        self.stage = Stage(size, lease_s, watched=watched, names_quorum=names_quorum, wants_next=wants_next)
         for _ in range(6 * trains):
             self.stage.go_on()
 

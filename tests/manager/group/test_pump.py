@@ -1,142 +1,77 @@
 """Who comes while the others take inner steps of their own is in their next outer step, and nobody asks for it.
 
-The machines of a lighthouse and its managers, message by message: DiLoCo's script calls its manager once an outer step.
+A simulated job whose ranks call their managers once a minute, as DiLoCo's script does in each outer step.
 """
 
 from collections import Counter
-from collections.abc import Iterable
+from dataclasses import replace
 from typing import Any
 
-from lighthouse.job import events
-from lighthouse.job.driver import world_of
-from lighthouse.job.progress import grid_of
-from lighthouse.job.records import QuorumConfig
-from lighthouse_protocol.messages.membership import Participant, World
-from lighthouse_protocol.messages.session import Heartbeat, HeartbeatAck, Hello, JoinAccepted, JoinRequest
-from manager.group.events import QuorumAnswered, Received, Sent, SessionOpened, WatchOpened
-from manager.group.machine import GroupMachine
-from tests.lighthouse.builders import AnswersOnly
-from tests.manager.builders import ask
-from tests.manager.groups import vote
+import pytest
 
-OUTER_STEP_S = 60
+from lighthouse.job.records import QuorumConfig
+from lighthouse_protocol.messages.membership import World as JobSize
+from lighthouse_protocol.messages.session import QuorumOrder
+from tests.simulation.quorums.plan import draw_plan
+from tests.simulation.quorums.simulation import QuorumSimulation
+from tests.simulation.world import World
+
+OUTER_STEP_S = 60.0
+CALM = ("faults_s", "breaks", "skips", "closes", "pause", "catch_up", "step_spread", "from_checkpoint", "wants_next")
+TIMEOUTS = ("quorum_timeout_s", "vote_timeout_s", "collective_timeout_s", "heal_timeout_s")
+PLAN = {
+    **dict.fromkeys(CALM, 0.0),
+    **dict.fromkeys(TIMEOUTS, 1000.0),
+    "step_s": OUTER_STEP_S,
+    "group_world_size": 1,
+    "torchft": 0,
+}
+USUAL = ("Heartbeat", "HeartbeatAck", "World")
 
 
 class Job:
-    """What is said is heard at once. `said` counts what goes either way, by its kind, without echoes."""
-
     def __init__(self) -> None:
-        self.now = 0.0
-        self.lighthouse = AnswersOnly(QuorumConfig())
-        self.names: list[str] = []  # by their sessions
-        self.groups: list[GroupMachine] = []
-        self.said: Counter[tuple[str, str]] = Counter()
-        self.answers: dict[str, tuple[str, ...]] = {}
+        plan = replace(draw_plan(1, groups=2, scenario="storm"), config=QuorumConfig(), **PLAN)
+        self.simulation = QuorumSimulation(plan)
+        self.size = JobSize(0, 0)  # as the managers were told last
+        self._said: Counter[tuple[str, str]] = Counter()
+        self.simulation.lighthouse.start()
+        for group in self.simulation.groups:
+            group.start()
 
-    @property
-    def world(self) -> World:
-        return world_of(self.lighthouse, grid_of(self.lighthouse.job.groups.values()))
+    def note(self, who: str, to: str, message: Any) -> None:
+        """Count what goes between a manager and the lighthouse, either way."""
+        if "lighthouse" in who + to:
+            kind = message.phase if isinstance(message, QuorumOrder) else type(message).__name__
+            self._said[(who if "lighthouse" in to else to).partition(".")[0], kind] += 1
+        self.size = message if isinstance(message, JobSize) else self.size
 
-    def come(self, name: str) -> None:
-        self.names.append(name)
-        self.groups.append(GroupMachine(Participant(name, address=f"{name}:1", store_address=f"{name}:2"), "L"))
-        self.feed(len(self.names) - 1, SessionOpened())
-        self.feed(len(self.names) - 1, WatchOpened(1, 0, "w0"))
-
-    def ask(self, session: int, step: int) -> None:
-        self.feed(session, ask(step * 10, 0, step, deadline_at=self.now + 1000, tag_quorum_id=0))
-
-    def outer_step(self, step: int) -> None:
-        """Of all: each asks, and when all are answered, all vote."""
-        self.answers = {}
-        for session in range(len(self.groups)):
-            self.ask(session, step)
-        assert self.answers == dict.fromkeys(self.names, tuple(self.names))
-        for session in range(len(self.groups)):
-            self.feed(session, vote(step * 10 + 1, 0, step))
-
-    def wait(self, seconds: int) -> None:
-        """The ranks compute; daemons beat."""
-        for _ in range(seconds):
-            self.now += 1
-            for session, group in enumerate(self.groups):
-                self.perform(session, group.tick(self.now))
-            self.tell(self.lighthouse.tick(self.now))
-
-    def feed(self, session: int, event: Any) -> None:
-        self.perform(session, self.groups[session].handle(event, self.now))
-
-    def perform(self, session: int, effects: Iterable[object]) -> None:
-        for effect in effects:
-            match effect:
-                case Sent(message):
-                    self.said[self.names[session], type(message).__name__] += 1
-                    self.tell(self.lighthouse.handle(self.heard(session, message), self.now))
-                case QuorumAnswered(_, assignment):
-                    self.answers[self.names[session]] = assignment.replica_ids
-                case _:
-                    pass
-
-    def heard(self, session: int, message: object) -> Any:
-        match message:
-            case Hello():
-                return events.SessionOpened(session, message)
-            case Heartbeat():
-                return events.SessionHeartbeatReceived(session, message)
-            case JoinRequest(number, participant, time_left_s):
-                return events.Joined(session * 100 + number, participant, self.now + time_left_s, session)
-        raise AssertionError(f"nobody says {message} here")
-
-    def tell(self, effects: Iterable[object]) -> None:
-        for effect in effects:
-            match effect:
-                case events.HeartbeatAnswered(session, number, order):
-                    self.feed(session, Received(HeartbeatAck(number, 1.0, order)))
-                case events.Welcomed(session, welcome):
-                    self.hear(session, welcome, "welcome")
-                case events.Ordered(order, sessions):
-                    for session in sessions:
-                        self.hear(session, order, order.phase)
-                case events.QuorumFormed(quorum, calls, _, stands):
-                    for call in calls:
-                        self.hear(call // 100, JoinAccepted(call % 100, quorum, stands), "quorum")
-                case _:
-                    raise AssertionError(f"nobody does {effect} here")
-
-    def hear(self, session: int, message: Any, kind: str) -> None:
-        self.said[self.names[session], kind] += 1
-        self.feed(session, Received(message))
-
-    def told(self) -> list[dict[str, int]]:
-        """What went between a, b and the lighthouse since it was asked last."""
-        counts = [{kind: n for (who, kind), n in self.said.items() if who == name} for name in "ab"]
-        self.said.clear()
-        return counts
+    def told(self, until: float) -> list[dict[str, int]]:
+        """Return what went between a, b and the lighthouse until then, except heartbeats and the size of the job."""
+        self._said.clear()
+        since = self.simulation.world.now
+        self.simulation.world.run(until)
+        assert all(count < 1.2 * (until - since) for (_, kind), count in self._said.items() if kind == "Heartbeat")
+        news = {(who, kind): n for (who, kind), n in self._said.items() if kind not in USUAL}
+        return [{kind: n for (who, kind), n in news.items() if who == name} for name in "ab"]
 
 
-def test_a_newcomer_is_in_the_next_outer_step_and_without_one_nothing_is_said():
+def test_a_newcomer_is_in_the_next_outer_step_and_without_one_nothing_is_said(monkeypatch: pytest.MonkeyPatch):
     job = Job()
-    for name in "ab":
-        job.come(name)
-    job.outer_step(0)
-    job.wait(1)
-    job.told()
-    for step in (1, 2, 3):
-        job.outer_step(step)
-        job.wait(OUTER_STEP_S)
-    assert job.told() == [{"Heartbeat": 3 * OUTER_STEP_S + 1}] * 2, "one at the first step under the quorum"
-    assert job.world.peers_pending == 0
+    monkeypatch.setattr(World, "on_send", job.note)
+    job.told(0.5 * OUTER_STEP_S)
+    assert job.told(4.5 * OUTER_STEP_S) == [{}, {}]
+    ranks = [group.ranks[0] for group in job.simulation.groups]
+    assert [rank.commits for rank in ranks] == [4, 4]
+    assert job.size.peers_pending == 0
 
-    job.come("c")
-    job.ask(2, 0)
-    assert job.world.pending == ("c",)
-    job.wait(OUTER_STEP_S // 2)
-    one_more = OUTER_STEP_S // 2 + 1  # which says how far it is
-    assert job.told() == [{"recalled": 1, "resumed": 1, "Heartbeat": one_more}] * 2
-    assert "c" not in job.answers, "it waits, and nobody is disturbed"
+    newcomer = job.simulation.add_stranger()
+    assert job.told(4.9 * OUTER_STEP_S) == [{"recalled": 1, "resumed": 1}] * 2
+    assert job.size.pending == (newcomer.replica_id,)
+    assert newcomer.ranks[0].quorum_id == 0, "it waits, and nobody is disturbed"
 
-    job.ask(0, 4)
-    job.ask(1, 4)
-    assert job.answers == dict.fromkeys("abc", ("a", "b", "c"))
-    assert [counts | {"Heartbeat": 0} for counts in job.told()] == [{"JoinRequest": 1, "quorum": 1, "Heartbeat": 0}] * 2
-    assert job.world.peers_pending == 0
+    assert job.told(5.5 * OUTER_STEP_S) == [{"JoinRequest": 1, "QuorumChanged": 1}] * 2
+    ranks.append(newcomer.ranks[0])
+    assert {rank.quorum_id for rank in ranks} == {job.simulation.checkers.newest_id}
+    assert [rank.discards for rank in ranks] == [0, 0, 0]
+    assert job.size.peers_pending == 0

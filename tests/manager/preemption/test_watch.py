@@ -43,8 +43,12 @@ class Stage:
         return PreemptionNotice("aws", reason, "h", None if left_s is None else self.loop.now + left_s, is_advice)
 
 
-def test_a_group_drains_when_the_lighthouse_has_answered_that_others_stay():
-    stage = Stage()
+@pytest.fixture
+def stage() -> Stage:
+    return Stage()
+
+
+def test_a_group_drains_when_the_lighthouse_has_answered_that_others_stay(stage: Stage):
     stage.watch.set_notice(0, "aws", stage.notice("x"))
     assert stage.group.taken() == ["report x", "ranks x"]
     stage.watch.record_answer(2)
@@ -56,8 +60,7 @@ def test_a_group_drains_when_the_lighthouse_has_answered_that_others_stay():
     assert stage.watch.save_left_s == 0
 
 
-def test_the_last_group_saves_until_shortly_before_the_host_ends():
-    stage = Stage()
+def test_the_last_group_saves_until_shortly_before_the_host_ends(stage: Stage):
     stage.watch.set_notice(0, "aws", stage.notice("x", 60))
     assert stage.watch.save_left_s == ANSWER_WITHIN_S
     stage.watch.record_answer(0)
@@ -68,8 +71,7 @@ def test_the_last_group_saves_until_shortly_before_the_host_ends():
     assert stage.watch.save_left_s == 0
 
 
-def test_without_an_answer_it_counts_as_the_last():
-    stage = Stage()
+def test_without_an_answer_it_counts_as_the_last(stage: Stage):
     stage.watch.set_notice(0, "aws", stage.notice("x"))
     stage.loop.go(ANSWER_WITHIN_S - 0.1)
     assert stage.group.taken() == ["report x", "ranks x"]
@@ -78,16 +80,14 @@ def test_without_an_answer_it_counts_as_the_last():
 
 
 @pytest.mark.parametrize("back_s", [0.0005, 3600.0])
-def test_it_waits_no_longer_where_the_clock_is_set_back_or_the_timer_is_early(back_s: float):
-    stage = Stage()
+def test_it_waits_no_longer_where_the_clock_is_set_back_or_the_timer_is_early(stage: Stage, back_s: float):
     stage.watch = PreemptionWatch(stage.group, stage.loop, lambda: stage.loop.now - back_s * (stage.loop.now > 1000))
     stage.watch.set_notice(0, "aws", stage.notice("x"))
     stage.loop.go(ANSWER_WITHIN_S)
     assert stage.group.taken()[-2:] == ["ranks x save", "drain preemption: x revocable"]
 
 
-def test_when_the_other_group_leaves_too_the_last_one_saves():
-    stage = Stage()
+def test_when_the_other_group_leaves_too_the_last_one_saves(stage: Stage):
     stage.watch.set_notice(0, "aws", stage.notice("x"))
     stage.watch.record_answer(1)
     stage.group.taken()
@@ -95,15 +95,13 @@ def test_when_the_other_group_leaves_too_the_last_one_saves():
     assert stage.group.taken() == ["ranks x save"]
 
 
-def test_a_reason_cannot_forge_a_line_of_the_log(caplog: pytest.LogCaptureFixture):
-    stage = Stage()
+def test_a_reason_cannot_forge_a_line_of_the_log(stage: Stage, caplog: pytest.LogCaptureFixture):
     stage.watch.set_notice(0, "file", stage.notice("x\nE lost all\x1b[2J"))
     assert len(caplog.records) == 1
     assert caplog.records[0].getMessage().isprintable()
 
 
-def test_advice_is_reported_and_changes_nothing_else():
-    stage = Stage()
+def test_advice_is_reported_and_changes_nothing_else(stage: Stage):
     stage.watch.set_notice(0, "aws", stage.notice("rebalance", None, is_advice=True))
     stage.watch.record_answer(3)
     stage.loop.go(100)
@@ -112,8 +110,7 @@ def test_advice_is_reported_and_changes_nothing_else():
     assert stage.group.taken() == ["report spot", "ranks spot"]
 
 
-def test_the_notice_that_ends_first_counts_and_the_same_one_is_reported_once():
-    stage = Stage()
+def test_the_notice_that_ends_first_counts_and_the_same_one_is_reported_once(stage: Stage):
     late, early = stage.notice("late", 100), stage.notice("early", 50)
     stage.watch.set_notice(0, "aws", late)
     stage.watch.set_notice(1, "", early)
@@ -125,9 +122,10 @@ def test_the_notice_that_ends_first_counts_and_the_same_one_is_reported_once():
 
 
 @pytest.mark.parametrize("has_left", [False, True])
-def test_a_withdrawal_cancels_a_drain_that_is_not_carried_out(has_left: bool, caplog: pytest.LogCaptureFixture):
+def test_a_withdrawal_cancels_a_drain_that_is_not_carried_out(
+    stage: Stage, has_left: bool, caplog: pytest.LogCaptureFixture
+):
     caplog.set_level(logging.INFO)
-    stage = Stage()
     stage.watch.set_notice(0, "aws", stage.notice("x"))
     stage.watch.record_answer(1)
     stage.group.taken()
@@ -143,9 +141,8 @@ def test_a_withdrawal_cancels_a_drain_that_is_not_carried_out(has_left: bool, ca
         assert stage.group.taken()[-1] == "drain preemption: again revocable"
 
 
-def test_ranks_without_an_agent_have_until_shortly_before_the_host_ends(caplog: pytest.LogCaptureFixture):
+def test_ranks_without_an_agent_have_until_shortly_before_the_host_ends(stage: Stage, caplog: pytest.LogCaptureFixture):
     caplog.set_level(logging.INFO)
-    stage = Stage()
     stage.group.has_ranks = False
     assert stage.watch.exit_left_s == 0
     stage.watch.set_notice(0, "aws", stage.notice("rebalance", None, is_advice=True))

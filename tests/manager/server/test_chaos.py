@@ -1,6 +1,7 @@
 """What a manager does at the orders of `lighthouse chaos`, and that each fault ends, whatever happens."""
 
 import signal
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -12,15 +13,7 @@ from manager.server.chaos import FaultInjector
 from tests.manager.recorders import Heard, Link
 from tests.virtual_loop import VirtualLoop
 
-KILL, STOP, OOM, CUT, SLOW, NAN, DISK = (
-    FaultKind.KILL,
-    FaultKind.STOP,
-    FaultKind.OOM,
-    FaultKind.CUT,
-    FaultKind.SLOW,
-    FaultKind.NAN,
-    FaultKind.DISK,
-)
+KILL, STOP, CUT, SLOW, NAN, OOM, DISK = FaultKind
 
 
 class Ranks:
@@ -129,26 +122,23 @@ class TestStop:
         assert stage.ranks.signalled == [STOPPED]
         return stage
 
-    def test_it_ends_by_itself(self, stage: Stage) -> None:
+    @pytest.mark.parametrize(
+        "end",
+        [
+            pytest.param(lambda stage: stage.loop.go(0.2), id="by itself"),
+            pytest.param(lambda stage: stage.received(FaultCancelled(1)), id="with the command"),
+            pytest.param(lambda stage: stage.closed(False), id="with the session"),
+            pytest.param(lambda stage: stage.faults.close(), id="with the manager"),
+        ],
+    )
+    def test_it_ends_once(self, stage: Stage, end: Callable[[Stage], None]) -> None:
         stage.loop.go(4.9)
-        assert stage.ranks.signalled == [STOPPED]
-        stage.loop.go(0.2)
-        assert stage.ranks.signalled == [STOPPED, CONTINUED]
-
-    def test_it_ends_with_the_command(self, stage: Stage) -> None:
         stage.received(FaultCancelled(2))
         assert stage.ranks.signalled == [STOPPED]
-        stage.received(FaultCancelled(1))
-        stage.received(FaultCancelled(1))
+        for _ in range(2):
+            end(stage)
+            assert stage.ranks.signalled == [STOPPED, CONTINUED]
         stage.loop.go(10.0)
-        assert stage.ranks.signalled == [STOPPED, CONTINUED]
-
-    def test_it_ends_with_the_session(self, stage: Stage) -> None:
-        stage.closed(False)
-        assert stage.ranks.signalled == [STOPPED, CONTINUED]
-
-    def test_it_ends_with_the_manager(self, stage: Stage) -> None:
-        stage.faults.close()
         assert stage.ranks.signalled == [STOPPED, CONTINUED]
 
     def test_a_second_one_is_refused_until_then(self, stage: Stage) -> None:

@@ -259,7 +259,8 @@ class Rank(Process):
         if self.machine.phase is not Phase.ASKED:
             return None
         if isinstance(error, Drained):
-            return self._stay()
+            self._is_leaving = True  # it keeps its process group until the manager has left
+            return None
         reason = self._patience.record_refusal(_as_refusal(error), self.world.now)
         if reason:
             self.site.must_agree = True
@@ -270,10 +271,6 @@ class Rank(Process):
         self.machine.record_quorum_failure(str(error))
         self.after(self._patience.backoff_s, self._vote, self._next_round())
         return None
-
-    def _stay(self) -> None:
-        """Keep the process group of a draining rank until the manager has left."""
-        self._is_leaving = True
 
     # -- the step
 

@@ -265,7 +265,7 @@ class Checkers:
                 violated("G3", f"{rank} runs {number}, which has not formed")
         elif rank not in generation.active:
             violated("G3", f"{rank} runs {number}, which names {generation.active}")
-        elif (place, world_size) != (generation.place(rank), len(generation.active)):
+        elif (place, world_size) != (generation.active.index(rank), len(generation.active)):
             violated("G3", f"{rank} runs {number} as {place} of {world_size}; it names {generation.active}")
         if number <= self._ran.get(rank, -1):
             violated("G2", f"{rank} runs {number} after {self._ran[rank]}")

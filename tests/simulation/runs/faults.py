@@ -1,12 +1,11 @@
 """The kinds of faults of a run. A fault that finds no target waits for one until the faults end."""
 
 from collections.abc import Callable
-from functools import partial
 from typing import TYPE_CHECKING
 
 from tests.simulation.faults import Fault, Kinds, draw_overlapping
 from tests.simulation.network import LIGHTHOUSE_HOST
-from tests.simulation.runs.lighthouse import RunLighthouse
+from tests.simulation.runs.lighthouse import NAME, RunLighthouse
 from tests.simulation.runs.supervisor import Host, Supervisor
 
 if TYPE_CHECKING:
@@ -126,7 +125,7 @@ def hang_rank(simulation: "RunSimulation", rank: "RankProcess", fault: Fault) ->
 def behind_rank(simulation: "RunSimulation", rank: "RankProcess", fault: Fault) -> bool:
     """a rank hangs, and the stall verdict names it"""
     hang_rank(simulation, rank, fault)
-    return simulation.operator(partial(RunLighthouse.restart, slot=rank.rank.slot))
+    return simulation.operator(lambda process: process.driver.fail_ranks(NAME[1], (rank.rank.slot,), "nothing moves"))
 
 
 @fault(find_rank(lambda rank: rank.link.is_open))
@@ -239,7 +238,7 @@ def slow_lighthouse(simulation: "RunSimulation", process: RunLighthouse, fault: 
 def stop_run(simulation: "RunSimulation", run: "RunSimulation", fault: Fault) -> bool:
     """an operator stops the run"""
     reason = f"enough at {simulation.world.now:.3f}"  # no two are the same
-    return simulation.operator(lambda process: process.ask_stop(reason))
+    return simulation.operator(lambda process: process.driver.request_stop(reason, "operator"))
 
 
 @fault(find_run)

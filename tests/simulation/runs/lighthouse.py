@@ -170,18 +170,6 @@ class RunLighthouse(LighthouseProcess):
         else:
             self.checkers.refused_stranger(key, [], True)
 
-    # -- the operator
-
-    def ask_stop(self, reason: str) -> None:
-        self.driver.request_stop(reason, "operator")
-
-    def restart(self, slot: int) -> None:
-        """Report that the rank of a slot is behind."""
-        self.driver.fail_ranks(NAME[1], (slot,), "nothing moves")
-
-    def ask_resume(self) -> None:
-        self.driver.request_resume()
-
     # -- the journal
 
     def load_run(self, name: RunName) -> SavedRun | None:

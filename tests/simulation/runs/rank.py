@@ -148,10 +148,7 @@ class RankProcess(Process):
     def hang(self, for_s: float) -> None:
         """Hang in C code, so that an interruption must wait."""
         self.is_hung = True
-        self.after(for_s, self._unhang)
-
-    def _unhang(self) -> None:
-        self.is_hung = False
+        self.after(for_s, setattr, self, "is_hung", False)
 
     # -- its end
 

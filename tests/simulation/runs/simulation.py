@@ -65,7 +65,7 @@ class RunSimulation(Simulation):
 
     # -- the operator, and the scheduler of the job
 
-    def operator(self, act: Callable[[RunLighthouse], None]) -> bool:
+    def operator(self, act: Callable[[RunLighthouse], object]) -> bool:
         process = self.lighthouse.process
         if process is None or not process.is_up or process.is_paused:
             return False
@@ -73,7 +73,7 @@ class RunSimulation(Simulation):
         return True
 
     def resume(self) -> bool:
-        is_done = self.operator(lambda process: process.ask_resume())
+        is_done = self.operator(lambda process: process.driver.request_resume())
         if is_done:
             self.world.after(self.plan.relaunch_s, self._launch_all)
         return is_done
