@@ -9,7 +9,6 @@ import itertools
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import click
 from torch.distributed import TCPStore
@@ -17,7 +16,7 @@ from torch.distributed import TCPStore
 from benchmarks.support.children import Children
 from benchmarks.support.cluster import NAMES, Cluster, Event, Group, kill_group, wait_until
 from benchmarks.support.daemons import HERE
-from benchmarks.support.figures import Bar, benchmark, finish, show_machine, table_of
+from benchmarks.support.figures import Bar, Measured, benchmark, table_of
 
 GIB = 2**30
 MODES = ("blocking", "catch_up")
@@ -113,15 +112,13 @@ def bars(results: Sequence[Healed]) -> list[Bar]:
 
 @benchmark("Seconds instead of minutes: 1/16 GiB, catch_up alone.")
 @click.option("--gib", type=float, default=1.0, show_default=True, help="State to heal.")
-def main(gib: float, quick: bool, check: bool, path: Path | None) -> None:
+def main(gib: float, quick: bool) -> Measured:
     """Measure the other groups' steps while one group heals."""
     links, modes = LINKS_MB_S, MODES
     if quick:
         gib, links, modes = 1 / 16, (0.0,), ("catch_up",)
-    machine = show_machine()
     results = [heal(mode, int(gib * GIB), link) for link in links for mode in modes]
-    report = {"benchmark": "catch_up", "machine": machine, "results": results}
-    finish(table_of(COLUMNS, results), report, bars(results), is_checked=check, path=path)
+    return table_of(COLUMNS, results), bars(results), {"results": results}
 
 
 if __name__ == "__main__":

@@ -9,13 +9,12 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
-from pathlib import Path
 from statistics import median
 
 import click
 
 from benchmarks.support.children import Children
-from benchmarks.support.figures import Bar, benchmark, finish, show_machine, spread, table_of
+from benchmarks.support.figures import Bar, Measured, benchmark, spread, table_of
 from benchmarks.support.network import SecondHost
 
 GIB = 2**30
@@ -97,14 +96,12 @@ def bars(results: Sequence[Healed]) -> list[Bar]:
 @click.option("--gib", type=float, default=1.0, show_default=True, help="State to heal.")
 @click.option("--repeats", type=click.IntRange(1), default=5, show_default=True, help="Measured heals each.")
 @click.option("--link", type=float, default=100.0, show_default=True, help="MB/s that each sends.")
-def main(gib: float, repeats: int, link: float, quick: bool, check: bool, path: Path | None) -> None:
+def main(gib: float, repeats: int, link: float, quick: bool) -> Measured:
     """Measure heals over limited links, from one source and from three."""
     if quick:
         gib, link, repeats = 1 / 16, 25.0, 1
-    machine = show_machine()
     results = [measure(count, int(gib * GIB), link, repeats) for count in SOURCES]
-    report = {"benchmark": "heal_links", "machine": machine, "gib": gib, "link_mb_s": link, "results": results}
-    finish(render(results), report, bars(results), is_checked=check, path=path)
+    return render(results), bars(results), {"gib": gib, "link_mb_s": link, "results": results}
 
 
 if __name__ == "__main__":

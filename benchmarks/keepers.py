@@ -23,7 +23,7 @@ import click
 from benchmarks.support.children import Child, Children
 from benchmarks.support.cluster import wait_until
 from benchmarks.support.daemons import HERE, Daemon, start_lighthouse
-from benchmarks.support.figures import Bar, benchmark, finish, show_machine, spread, table
+from benchmarks.support.figures import Bar, Measured, benchmark, spread, table
 from examples.ports import free_port
 
 RANK = "benchmarks.support.kept_rank"
@@ -193,13 +193,12 @@ def percent_text(percent: float) -> str:
 @benchmark("3 kills, and the cost with 64 MiB.")
 @click.option("--kills", type=click.IntRange(1), default=100, show_default=True, help="Kills with k = 1.")
 @click.option("--blocks", type=click.IntRange(1), default=10, show_default=True, help="Blocks of steps to measure.")
-def main(kills: int, blocks: int, quick: bool, check: bool, path: Path | None) -> None:
+def main(kills: int, blocks: int, quick: bool) -> Measured:
     """Kill all ranks of all groups, count the lost steps, and measure what keeping the state costs."""
-    machine = show_machine()
     kills, blocks, width = (3, 2, GIB_WIDTH // 4) if quick else (kills, blocks, GIB_WIDTH)
     rows: list[list[str]] = []
     bars: list[Bar] = []
-    report: dict[str, object] = {"benchmark": "keepers", "machine": machine}
+    report: dict[str, object] = {}
     with Children() as children:
         for every, count in ((1, kills), (16, max(2, kills // 10))):
             killed, different = measure_kills(children, every, count)
@@ -226,7 +225,7 @@ def main(kills: int, blocks: int, quick: bool, check: bool, path: Path | None) -
     text += f"Steps with one take {percent_text(more.median)} time ({few} to {many}). "
     text += f"The rank waits {spread(cost.waited_s).text(3)} s for a copy."
     bars.append(Bar(f"share of the time that a rank waits for copies, k = {BLOCK}", 100 * cost.share_waited, 0.5, "%"))
-    finish(text, report, bars, is_checked=check, path=path)
+    return text, bars, report
 
 
 if __name__ == "__main__":

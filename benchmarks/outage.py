@@ -9,7 +9,6 @@ import signal
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import click
@@ -17,7 +16,7 @@ import click
 from benchmarks.support.children import Child, Children
 from benchmarks.support.cluster import Cluster, wait_until
 from benchmarks.support.daemons import OURS
-from benchmarks.support.figures import Bar, benchmark, finish, show_machine, spread, table_of
+from benchmarks.support.figures import Bar, Measured, benchmark, spread, table_of
 from benchmarks.support.scrape import is_standing
 
 HEARTBEAT_TIMEOUT_S = 5.0
@@ -162,19 +161,16 @@ def bars(name: str, runs: Sequence[Run], *, is_hidden: bool) -> list[Bar]:
     "--faults", default=",".join(outage.key for outage in OUTAGES), show_default=True, help="Outages to measure."
 )
 @click.option("--runs", type=click.IntRange(1), help="Runs of each outage. Default: 20 of kill, 3 of pause.")
-def main(faults: str, runs: int | None, quick: bool, check: bool, path: Path | None) -> None:
+def main(faults: str, runs: int | None, quick: bool) -> Measured:
     """Measure the effect of a lighthouse outage on groups that train."""
     if quick:
         faults, runs = "kill", 1
-    machine = show_machine()
     results: list[dict[str, Any]] = [
         {"name": each.name, "is_hidden": each.is_hidden, "runs": run_outage(each, runs or each.runs, CROWD)}
         for each in OUTAGES
         if each.key in faults.split(",")
     ]
-    report = {"benchmark": "outage", "machine": machine, "results": results}
-    found = [bar for row in results for bar in bars(**row)]
-    finish(table_of(COLUMNS, results), report, found, is_checked=check, path=path)
+    return table_of(COLUMNS, results), [bar for row in results for bar in bars(**row)], {"results": results}
 
 
 if __name__ == "__main__":

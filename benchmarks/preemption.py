@@ -15,14 +15,13 @@ from collections import defaultdict
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import click
 
 from agent_client.errors import GroupDrained
 from agent_client.manager_client.client import ManagerConnection
-from benchmarks.support.figures import Bar, benchmark, finish, show_machine, spread, table
+from benchmarks.support.figures import Bar, Measured, benchmark, spread, table
 from lighthouse.server.config import LighthouseConfig
 from lighthouse.server.daemon import LighthouseDaemon
 from lighthouse_protocol.messages.hosts import KeptState
@@ -247,14 +246,12 @@ def render(results: Sequence[Preempted]) -> str:
 @benchmark("30 notices.")
 @click.option("--notices", type=click.IntRange(1), default=1000, show_default=True, help="Number of notices.")
 @click.option("--jobs", type=click.IntRange(1), default=8, show_default=True, help="Jobs that run in parallel.")
-def main(notices: int, jobs: int, quick: bool, check: bool, path: Path | None) -> None:
+def main(notices: int, jobs: int, quick: bool) -> Measured:
     """Count the steps that replica groups lose when others are preempted at random moments."""
     logging.disable(logging.WARNING)
-    machine = show_machine()
     results = measure(30 if quick else notices, min(jobs, 3) if quick else jobs)
     bars = [Bar("discarded steps", sum(each.discards for each in results), 0, "")]
-    report = {"benchmark": "preemption", "machine": machine, "results": results}
-    finish(render(results), report, bars, is_checked=check, path=path)
+    return render(results), bars, {"results": results}
 
 
 if __name__ == "__main__":

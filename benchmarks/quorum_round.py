@@ -5,7 +5,6 @@ Our lighthouse and torchft's released server take turns under the same load gene
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import click
@@ -15,11 +14,10 @@ from benchmarks.support.daemons import OURS, TORCHFT, start_lighthouse
 from benchmarks.support.figures import (
     Bar,
     Contender,
+    Measured,
     benchmark,
-    finish,
     of_torchft,
     ratios,
-    show_machine,
     spread,
     table_of,
     take_turns,
@@ -102,18 +100,16 @@ def bars(sizes: Sequence[Mapping[str, Any]]) -> list[Bar]:
     return [Bar(f"{n} groups: CPU, of torchft's", ratio[n].median, limit) for n, limit in BARS.items() if ratio.get(n)]
 
 
-@benchmark("Seconds instead of minutes: one small size, two blocks.")
+@benchmark("Seconds instead of minutes: one small size, two blocks.", beside_torchft=True)
 @click.option("--sizes", default="10,100,300,1000", show_default=True, help="Numbers of replica groups.")
 @click.option("--blocks", type=click.IntRange(1), default=9, show_default=True, help="Measured blocks each.")
-def main(sizes: str, blocks: int, quick: bool, check: bool, path: Path | None) -> None:
+def main(sizes: str, blocks: int, quick: bool) -> Measured:
     """Measure the cost of a quorum round for our lighthouse and for torchft's."""
     calls = CALLS_PER_BLOCK
     if quick:
         sizes, blocks, calls = "20", 2, 200
-    machine = show_machine(beside_torchft=True)
     results = [run_size(int(size), blocks, calls) for size in sizes.split(",")]
-    report = {"benchmark": "quorum_round", "machine": machine, "blocks": blocks, "sizes": results}
-    finish(render(results), report, bars(results), is_checked=check, path=path)
+    return render(results), bars(results), {"blocks": blocks, "sizes": results}
 
 
 if __name__ == "__main__":

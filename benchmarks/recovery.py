@@ -11,7 +11,6 @@ import random
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import click
@@ -19,7 +18,7 @@ import click
 from benchmarks.support.children import Children
 from benchmarks.support.cluster import NAMES, STEP_S, Cluster, Event, kill_group, kill_rank, stop_group, wait_until
 from benchmarks.support.daemons import OURS, TORCHFT
-from benchmarks.support.figures import Bar, benchmark, finish, percentile, show_machine, spread, table_of
+from benchmarks.support.figures import Bar, Measured, benchmark, percentile, spread, table_of
 from benchmarks.support.torchft_native import released_version
 
 VICTIM = NAMES[-1]
@@ -129,18 +128,16 @@ def bars(results: Sequence[Mapping[str, Any]]) -> list[Bar]:
     return found
 
 
-@benchmark("Seconds instead of minutes: two runs of the kills, ours alone.")
+@benchmark("Seconds instead of minutes: two runs of the kills, ours alone.", beside_torchft=True)
 @click.option("--faults", default=",".join(LOSSES), show_default=True, help="Faults to measure.")
 @click.option("--runs", type=click.IntRange(1), default=20, show_default=True, help="Runs of each fault.")
 @click.option("--torchft-runs", type=click.IntRange(0), default=3, show_default=True, help="The same, with torchft.")
-def main(faults: str, runs: int, torchft_runs: int, quick: bool, check: bool, path: Path | None) -> None:
+def main(faults: str, runs: int, torchft_runs: int, quick: bool) -> Measured:
     """Measure how long the survivors wait after the loss of a replica group, with our daemons and torchft's."""
     if quick:
         faults, runs, torchft_runs = "kill-group,kill-rank", 2, 0
-    machine = show_machine(beside_torchft=True)
     results = measure(faults.split(","), runs, torchft_runs)
-    report = {"benchmark": "recovery", "machine": machine, "results": results}
-    finish(table_of(COLUMNS, results), report, bars(results), is_checked=check, path=path)
+    return table_of(COLUMNS, results), bars(results), {"results": results}
 
 
 if __name__ == "__main__":

@@ -11,7 +11,6 @@ import json
 import subprocess
 import sys
 import time
-from pathlib import Path
 from typing import Any
 
 import click
@@ -19,7 +18,7 @@ import click
 from benchmarks.support.children import ROOT, Children
 from benchmarks.support.cluster import NAMES, Cluster, kill_group
 from benchmarks.support.daemons import OURS
-from benchmarks.support.figures import Bar, benchmark, finish, show_machine, table
+from benchmarks.support.figures import Bar, Measured, benchmark, table
 
 VICTIM = NAMES[-1]
 AWAY_S = 2.0
@@ -86,16 +85,15 @@ def render(row: dict[str, Any]) -> str:
 
 
 @benchmark("One kill instead of five.")
-def main(quick: bool, check: bool, path: Path | None) -> None:
+def main(quick: bool) -> Measured:
     """Compare the sums of `lighthouse report` with the clock."""
-    machine, row = show_machine(), measure(1 if quick else 5)
+    row = measure(1 if quick else 5)
     bars = [
         Bar("sums, difference from the clock", error_of(row), 0.1, "%"),
         Bar("faults that were missed or invented", abs(row["faults_found"] - row["faults"]), 0),
     ]
-    report = {"benchmark": "report", "machine": machine, "results": [row]}
     click.echo(f"furthest fault from its kill: {row['fault_apart_s'] * 1e3:.0f} ms")
-    finish(render(row), report, bars, is_checked=check, path=path)
+    return render(row), bars, {"results": [row]}
 
 
 if __name__ == "__main__":

@@ -20,7 +20,7 @@ import click
 
 from benchmarks.support.children import Child, Children
 from benchmarks.support.daemons import OURS, start_lighthouse
-from benchmarks.support.figures import Bar, benchmark, finish, show_machine, spread, table
+from benchmarks.support.figures import Bar, Measured, benchmark, spread, table
 from examples.ports import free_port
 from lighthouse_runtime.process.commands import START_MANAGER
 
@@ -163,9 +163,8 @@ def comeback(lines: Iterator[str], faults: int, ranks: int) -> Comeback:
 
 @benchmark("Seconds instead of minutes: two kills.")
 @click.option("--runs", default=20, show_default=True, help="Kills; in process, five times as many faults.")
-def main(runs: int, quick: bool, check: bool, path: Path | None) -> None:
+def main(runs: int, quick: bool) -> Measured:
     """Measure restarts of training in process, by torchrun, and by a supervisor."""
-    machine = show_machine()
     runs, faults = (2, 2) if quick else (runs, 5 * runs)
     with Children() as children:
         ours, torchruns = in_process(children, faults), by_torchrun(children, runs)
@@ -186,7 +185,6 @@ def main(runs: int, quick: bool, check: bool, path: Path | None) -> None:
     lines = [table(["to the first step of all, s: median (lowest to highest)", "faults", ""], rows)]
     for name, each in (("in process", ours), ("with an Agent", group)):
         lines.append(f"{name}: threads {each.threads[0]} to {each.threads[1]}, resident memory {each.growth:.3f} times")
-    report = {"in_process": ours, "in_a_group": group, "torchrun": torchruns, "restarts": restarts}
     bars = [
         Bar("in process, median", ours_s.median, BAR_S, "s"),
         Bar("resident memory after all faults, of that after the first", ours.growth, GROWTH_BAR),
@@ -194,8 +192,8 @@ def main(runs: int, quick: bool, check: bool, path: Path | None) -> None:
         Bar("its resident memory", group.growth, GROWTH_BAR),
         Bar("process start to first quorum, median", from_start.median, BAR_S, "s"),
     ]
-    report = {"benchmark": "restart", "machine": machine, "nvrx_published": NVRX_S, **report}
-    finish("\n".join(lines), report, bars, is_checked=check, path=path)
+    report = {"nvrx_published": NVRX_S, "in_process": ours, "in_a_group": group, "torchrun": torchruns}
+    return "\n".join(lines), bars, {**report, "restarts": restarts}
 
 
 if __name__ == "__main__":

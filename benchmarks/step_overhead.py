@@ -9,7 +9,6 @@ competition of seven busy processes for the machine's cores.
 import operator
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import click
@@ -19,12 +18,11 @@ from benchmarks.support.daemons import OURS, TORCHFT, start_lighthouse, start_ma
 from benchmarks.support.figures import (
     Bar,
     Contender,
+    Measured,
     benchmark,
-    finish,
     of_torchft,
     percentile,
     ratios,
-    show_machine,
     spread,
     table_of,
     take_turns,
@@ -153,18 +151,16 @@ def bars(results: Sequence[Mapping[str, Any]]) -> list[Bar]:
     return found
 
 
-@benchmark("Seconds instead of a minute: two blocks of 30 steps.")
+@benchmark("Seconds instead of a minute: two blocks of 30 steps.", beside_torchft=True)
 @click.option("--blocks", type=click.IntRange(1), default=15, show_default=True, help="Measured blocks each.")
 @click.option("--steps", type=click.IntRange(2), default=100, show_default=True, help="Steps of a block.")
-def main(blocks: int, steps: int, quick: bool, check: bool, path: Path | None) -> None:
+def main(blocks: int, steps: int, quick: bool) -> Measured:
     """Measure Quorum and ShouldCommit per step, with our daemons and torchft's."""
     if quick:
         blocks, steps = 2, 30
-    machine = show_machine(beside_torchft=True)
     results = run_all(blocks, steps)
-    settings = {"groups": GROUPS, "blocks": blocks, "steps_per_block": steps}
-    report = {"benchmark": "step_overhead", "machine": machine, **settings, "contenders": results}
-    finish(table_of(COLUMNS, results), report, bars(results), is_checked=check, path=path)
+    report = {"groups": GROUPS, "blocks": blocks, "steps_per_block": steps, "contenders": results}
+    return table_of(COLUMNS, results), bars(results), report
 
 
 if __name__ == "__main__":

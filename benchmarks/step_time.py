@@ -6,14 +6,13 @@ two turns per round, and the difference between these two is the noise of the ma
 
 import statistics
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import click
 
 from benchmarks.support.children import Child, Children
 from benchmarks.support.daemons import OURS, TORCHFT, Daemon, start_lighthouse, start_manager
-from benchmarks.support.figures import Bar, Spread, benchmark, finish, ratios, show_machine, spread, table
+from benchmarks.support.figures import Bar, Measured, Spread, benchmark, ratios, spread, table
 from benchmarks.support.torchft_native import released_version
 from examples.ports import free_port
 
@@ -141,17 +140,15 @@ def bars(reports: Mapping[str, Mapping[str, Any]]) -> list[Bar]:
     return found
 
 
-@benchmark("Two rounds of four steps.")
+@benchmark("Two rounds of four steps.", beside_torchft=True)
 @click.option("--rounds", type=click.IntRange(1), default=40, show_default=True, help="Turns of each contender.")
 @click.option("--steps", type=click.IntRange(2), default=10, show_default=True, help="Steps of a turn.")
-def main(rounds: int, steps: int, quick: bool, check: bool, path: Path | None) -> None:
+def main(rounds: int, steps: int, quick: bool) -> Measured:
     """Measure the overhead of fault tolerance in a training step without failures."""
     if quick:
         rounds, steps = 2, 4
-    machine = show_machine(beside_torchft=True)
     results = report(run_all(rounds, steps))
-    written = {"benchmark": "step_time", "machine": machine, "rounds": rounds, "steps": steps, "results": results}
-    finish(render(results), written, bars(results), is_checked=check, path=path)
+    return render(results), bars(results), {"rounds": rounds, "steps": steps, "results": results}
 
 
 if __name__ == "__main__":

@@ -10,7 +10,6 @@ import json
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import click
 from torch.distributed import TCPStore
@@ -18,7 +17,7 @@ from torch.distributed import TCPStore
 from benchmarks.support.children import Children
 from benchmarks.support.cluster import Group, wait_until
 from benchmarks.support.daemons import HERE, OURS, start_lighthouse, start_manager
-from benchmarks.support.figures import Bar, benchmark, finish, show_machine, table
+from benchmarks.support.figures import Bar, Measured, benchmark, table
 
 NAMES = ("a", "b", "c", "d")
 SLOW, FACTOR = "b", 3
@@ -78,14 +77,12 @@ def render(results: Sequence[Throughput]) -> str:
 @benchmark("Less than a minute: shorter microbatches, fewer steps.")
 @click.option("--microbatch-s", type=float, default=0.1, show_default=True, help="Time of a microbatch.")
 @click.option("--steps", type=int, default=40, show_default=True, help="Measured steps.")
-def main(microbatch_s: float, steps: int, quick: bool, check: bool, path: Path | None) -> None:
+def main(microbatch_s: float, steps: int, quick: bool) -> Measured:
     """Measure the throughput of four groups of which one is slow."""
     microbatch_s, steps = (0.02, 10) if quick else (microbatch_s, steps)
-    machine = show_machine()
     results = [measure(microbatch_s, steps, shares_by_speed=shares) for shares in (False, True)]
-    report = {"benchmark": "stragglers", "machine": machine, "results": results}
     bars = [Bar("share_by_speed: ideal throughput / measured", 1 / results[1].ratio, LIMIT)]
-    finish(render(results), report, bars, is_checked=check, path=path)
+    return render(results), bars, {"results": results}
 
 
 if __name__ == "__main__":

@@ -1,5 +1,7 @@
 """Results of a benchmark: options, statistics, bars, the description of the machine, and the output."""
 
+import functools
+import inspect
 import json
 import math
 import os
@@ -20,22 +22,6 @@ import click
 from benchmarks.support.children import ROOT
 from benchmarks.support.torchft_native import MISSING, released_version
 
-OPTIONS = (
-    click.option("--json", "path", type=click.Path(dir_okay=False, path_type=Path), help="Write everything there too."),
-    click.option("--check", is_flag=True, help="End with status 1 if a bar is missed."),
-)
-
-
-def benchmark(quick: str) -> Callable[[Callable[..., None]], click.Command]:
-    """Make a command of a function that takes `quick`, `check` and `path`. `quick` is the help text of --quick."""
-
-    def decorate(main: Callable[..., None]) -> click.Command:
-        for option in (*OPTIONS, click.option("--quick", is_flag=True, help=quick)):
-            main = option(main)
-        return click.command()(main)
-
-    return decorate
-
 
 @dataclass(frozen=True, slots=True)
 class Bar:
@@ -54,6 +40,35 @@ class Bar:
     def cells(self) -> list[str]:
         limit, met = f"{self.limit:g} {self.unit}", "yes" if self.is_met else "**no**"
         return [self.what, f"{self.value:.4g} {self.unit}", limit, met]
+
+
+Measured = tuple[str, Sequence[Bar], Mapping[str, Any]]
+"""Results of a benchmark: the text to print, the bars, and the content of the JSON report."""
+
+
+def benchmark(quick: str, *, beside_torchft: bool = False) -> Callable[[Callable[..., Measured]], click.Command]:
+    """Make a command of a function that takes `quick`. `quick` is the help text of --quick.
+
+    With `beside_torchft`, the command warns if torchft is not installed.
+    """
+
+    def decorate(measure: Callable[..., Measured]) -> click.Command:
+        @click.command()
+        @click.option("--quick", is_flag=True, help=quick)
+        @click.option("--check", is_flag=True, help="End with status 1 if a bar is missed.")
+        @click.option(
+            "--json", "path", type=click.Path(dir_okay=False, path_type=Path), help="Write everything there too."
+        )
+        @functools.wraps(measure)
+        def main(*, check: bool, path: Path | None, **options: Any) -> None:
+            machine = show_machine(beside_torchft=beside_torchft)
+            text, bars, found = measure(**options)
+            report = {"benchmark": Path(inspect.getfile(measure)).stem, "machine": machine, **found}
+            finish(text, report, bars, is_checked=check, path=path)
+
+        return main
+
+    return decorate
 
 
 @dataclass(frozen=True, slots=True)
