@@ -13,7 +13,7 @@ import click
 
 from agent_client.healing.healing import available_bytes
 from benchmarks.support.children import Children
-from benchmarks.support.figures import Bar, Measured, benchmark, ratios, spread, table_of
+from benchmarks.support.figures import Bar, Measured, benchmark, ratios, spread, table_of, take_turns
 from benchmarks.support.torchft_native import released_version
 
 GIB = 2**30
@@ -43,9 +43,11 @@ class Pair:
         ]
         for side in self._sides:
             side.read_line()
+        self._heals = 0
 
-    def heal(self, value: float) -> Heal:
-        source, target = self._sides
+    def heal(self) -> Heal:
+        self._heals += 1
+        value, (source, target) = float(self._heals), self._sides
         source.ask(order="mark", value=value)
         target.ask(order="mark", value=-value)
         served = source.ask(order="serve")
@@ -57,13 +59,12 @@ class Pair:
 
 
 def measure(kinds: Sequence[str], size_bytes: int, repeats: int) -> dict[str, list[Heal]]:
-    """Measure heals of each kind in turn. The first round does not count."""
+    """Measure heals of each kind in turn."""
     if len(kinds) > 1 and not _fit(len(kinds), size_bytes):
         return {kind: heals for each in kinds for kind, heals in measure([each], size_bytes, repeats).items()}
     with Children() as children:
         pairs = {kind: Pair(children, kind, size_bytes) for kind in kinds}
-        rounds = [{kind: pair.heal(float(number + 1)) for kind, pair in pairs.items()} for number in range(repeats + 1)]
-        return {kind: [heals[kind] for heals in rounds[1:]] for kind in kinds}
+        return take_turns({kind: pair.heal for kind, pair in pairs.items()}, repeats)
 
 
 def _fit(pairs: int, size_bytes: int) -> bool:

@@ -13,7 +13,6 @@ from benchmarks.support.children import Children
 from benchmarks.support.daemons import OURS, TORCHFT, start_lighthouse
 from benchmarks.support.figures import (
     Bar,
-    Contender,
     Measured,
     benchmark,
     of_torchft,
@@ -21,7 +20,7 @@ from benchmarks.support.figures import (
     spread,
     table_of,
     take_turns,
-)  # fmt: skip
+)
 from benchmarks.support.torchft_native import released_version
 
 SETTLE_S = 0.1
@@ -30,12 +29,10 @@ BARS = {10: 1.5, 100: 1.3, 300: 0.8, 1000: 0.4}
 NAMES = {OURS: "ours", TORCHFT: "torchft 0.2"}
 
 
-class Arena(Contender):
+class Arena:
     """A product at one size: server and crowd. A block is some rounds."""
 
     def __init__(self, children: Children, product: str, size: int, rounds: int) -> None:
-        super().__init__()
-        self.product = product
         self._rounds = rounds
         server = start_lighthouse(children, product, size)
         self._server = server.child
@@ -63,19 +60,23 @@ def run_size(size: int, blocks: int, calls: int) -> dict[str, Any]:
     rounds = max(2, calls // size)
     products = [OURS, TORCHFT] if released_version() else [OURS]
     with Children() as children:
-        arenas = [Arena(children, product, size, rounds) for product in products]
-        take_turns(arenas, blocks)
-    return {"replica_groups": size, "rounds_per_block": rounds, "servers": [_report(each, arenas) for each in arenas]}
+        arenas = {product: Arena(children, product, size, rounds) for product in products}
+        found = take_turns({product: arena.measure for product, arena in arenas.items()}, blocks)
+    theirs = found.get(TORCHFT, ())
+    servers = [_report(product, measured, theirs) for product, measured in found.items()]
+    return {"replica_groups": size, "rounds_per_block": rounds, "servers": servers}
 
 
-def _report(arena: Arena, arenas: Sequence[Arena]) -> dict[str, Any]:
-    theirs = next((other.values("cpu_s") for other in arenas if other.product == TORCHFT), None)
+def _report(
+    product: str, blocks: Sequence[Mapping[str, float]], torchfts: Sequence[Mapping[str, float]]
+) -> dict[str, Any]:
+    values = {name: [block[name] for block in blocks] for name in blocks[0]}
     return {
-        "product": arena.product,
-        **{name: spread(arena.values(name)) for name in ("wall_s", "cpu_s", "generator_cpu_s")},
-        "cpu_ratio": ratios(arena.values("cpu_s"), theirs) if theirs else None,
-        **{name: arena.values(name)[-1] for name in ("memory_mb", "peak_memory_mb")},
-        "blocks": arena.blocks,
+        "product": product,
+        **{name: spread(values[name]) for name in ("wall_s", "cpu_s", "generator_cpu_s")},
+        "cpu_ratio": ratios(values["cpu_s"], [block["cpu_s"] for block in torchfts]) if torchfts else None,
+        **{name: values[name][-1] for name in ("memory_mb", "peak_memory_mb")},
+        "blocks": blocks,
     }
 
 

@@ -9,18 +9,19 @@ import platform
 import statistics
 import subprocess
 import sys
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import click
 
 from benchmarks.support.children import ROOT
 from benchmarks.support.torchft_native import MISSING, released_version
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,20 +81,6 @@ class Spread:
     def text(self, digits: int = 2, factor: float = 1.0) -> str:
         low, high = (f"{value * factor:.{digits}f}" for value in (self.low, self.high))
         return f"{self.median * factor:.{digits}f} ({low} to {high})"
-
-
-class Contender(ABC):
-    """One of several that are measured in turn."""
-
-    def __init__(self) -> None:
-        self.blocks: list[dict[str, Any]] = []
-
-    @abstractmethod
-    def measure(self) -> dict[str, Any]:
-        """Measure a block."""
-
-    def values(self, name: str) -> list[Any]:
-        return [block[name] for block in self.blocks]
 
 
 def spread(values: Sequence[float]) -> Spread:
@@ -163,13 +150,10 @@ def table_of(columns: Mapping[str, Callable[[Any], str]], rows: Sequence[Any]) -
     return table(list(columns), [[cell(row) for cell in columns.values()] for row in rows])
 
 
-def take_turns(contenders: Sequence[Contender], turns: int) -> None:
-    """Let the contenders measure a block each, in turn, and keep the blocks. The first turn does not count."""
-    for turn in range(turns + 1):
-        for contender in contenders:
-            block = contender.measure()
-            if turn > 0:
-                contender.blocks.append(block)
+def take_turns(contenders: Mapping[str, Callable[[], T]], turns: int) -> dict[str, list[T]]:
+    """Let the contenders measure a block each, in turn, and return the blocks. The first turn does not count."""
+    rounds = [{name: measure() for name, measure in contenders.items()} for _ in range(turns + 1)]
+    return {name: [blocks[name] for blocks in rounds[1:]] for name in contenders}
 
 
 def finish(text: str, report: dict[str, Any], bars: Sequence[Bar], *, is_checked: bool, path: Path | None) -> None:
