@@ -6,6 +6,7 @@ some more steps. They are compared with the median of the steps before.
 """
 
 import itertools
+import signal
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -14,7 +15,7 @@ import click
 from torch.distributed import TCPStore
 
 from benchmarks.support.children import Children
-from benchmarks.support.cluster import NAMES, Cluster, Event, Group, kill_group, wait_until
+from benchmarks.support.cluster import NAMES, Cluster, Event, Group, wait_until
 from benchmarks.support.daemons import HERE
 from benchmarks.support.figures import Bar, Measured, benchmark, table_of
 
@@ -50,12 +51,11 @@ def wait_commits(groups: Mapping[str, Group], count: int, size: int, *names: str
     before = {name: len(groups[name].events) for name in names}
 
     def is_done() -> bool:
-        for name in names:
-            groups[name].rank.check()
         new = [groups[name].events[before[name] :] for name in names]
         return all(sum((e.what, e.size) == ("commit", size) for e in events) >= count for events in new)
 
-    wait_until(is_done, TIMEOUT_S, f"{count} steps of {size} groups by {names}")
+    what = f"{count} steps of {size} groups by {names}"
+    wait_until(is_done, TIMEOUT_S, what, [groups[name].rank for name in names])
 
 
 def heal(mode: str, state_bytes: int, link_mb_s: float) -> Healed:
@@ -69,7 +69,7 @@ def heal(mode: str, state_bytes: int, link_mb_s: float) -> Healed:
         wait_commits(groups, 3, len(NAMES), *NAMES)
         wait_commits(groups, STEPS_BEFORE, len(NAMES), *NAMES)
         before = {name: groups[name].events[-STEPS_BEFORE:] for name in STAYS}
-        kill_group(cluster, LATE)
+        groups[LATE].signal(signal.SIGKILL)
         groups[LATE].end()
         wait_commits(groups, 3, len(STAYS), *STAYS)
         groups[LATE] = cluster.start(LATE)

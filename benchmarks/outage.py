@@ -15,9 +15,8 @@ import click
 
 from benchmarks.support.children import Child, Children
 from benchmarks.support.cluster import Cluster, wait_until
-from benchmarks.support.daemons import OURS
+from benchmarks.support.daemons import OURS, is_standing
 from benchmarks.support.figures import Bar, Measured, benchmark, spread, table_of
-from benchmarks.support.scrape import is_standing
 
 HEARTBEAT_TIMEOUT_S = 5.0
 AWAY_S = 2.0

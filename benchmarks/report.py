@@ -8,6 +8,7 @@ from each kill to its next commit.
 """
 
 import json
+import signal
 import subprocess
 import sys
 import time
@@ -16,19 +17,19 @@ from typing import Any
 import click
 
 from benchmarks.support.children import ROOT, Children
-from benchmarks.support.cluster import NAMES, Cluster, kill_group
+from benchmarks.support.cluster import NAMES, Cluster
 from benchmarks.support.daemons import OURS
 from benchmarks.support.figures import Bar, Measured, benchmark, table
+from lighthouse_runtime.process.commands import START_LIGHTHOUSE
 
 VICTIM = NAMES[-1]
 AWAY_S = 2.0
 ABSENT = ("down", "restart", "idle", "heal")
-COMMAND = "from lighthouse_runtime.process.commands import lighthouse; lighthouse()"
 
 
 def read_report(address: str) -> dict[str, Any]:
     done = subprocess.run(
-        [sys.executable, "-c", COMMAND, "report", address, "--json"],
+        [sys.executable, "-c", START_LIGHTHOUSE, "report", address, "--json"],
         cwd=ROOT,
         capture_output=True,
         text=True,
@@ -41,7 +42,7 @@ def read_report(address: str) -> dict[str, Any]:
 def lose(cluster: Cluster) -> tuple[float, float]:
     """Kill the victim, and start it again. Return the Unix time of the kill, and the seconds until its next commit."""
     struck_at, struck_unix_s = time.monotonic(), time.time()
-    kill_group(cluster, VICTIM)
+    cluster.groups[VICTIM].signal(signal.SIGKILL)
     time.sleep(AWAY_S)
     cluster.replace(VICTIM)
     return struck_unix_s, cluster.groups[VICTIM].commits(struck_at)[0].at - struck_at

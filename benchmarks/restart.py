@@ -12,17 +12,16 @@ are the time from the kill to the quorum of both ranks, and the age of the slowe
 import os
 import signal
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import click
 
 from benchmarks.support.children import Child, Children
-from benchmarks.support.daemons import OURS, start_lighthouse
+from benchmarks.support.daemons import OURS, start_lighthouse, start_supervisor
 from benchmarks.support.figures import Bar, Measured, benchmark, spread, table
 from examples.ports import free_port
-from lighthouse_runtime.process.commands import START_MANAGER
 
 DDP_RANKS = 4
 GROUP_RANKS = 2
@@ -73,7 +72,7 @@ def measure(children: Children, runs: int) -> list[Restart]:
     options = ["--store", "127.0.0.1:1", "--max-restarts", str(runs + 1), "--max-startup-failures", "0"]
     options += ["--restart-delay", DELAY, "--max-restart-delay", DELAY]
     script = ["benchmarks.support.restarting_rank"]
-    group = supervised(children, lighthouse.address, "a", RANKS, options, script)
+    group = start_supervisor(children, lighthouse, "a", RANKS, options, script)
     lines = group.lines()
     ages(lines, 0)
     restarts: list[Restart] = []
@@ -106,9 +105,8 @@ def in_process(children: Children, faults: int) -> Comeback:
     lighthouse = start_lighthouse(children, OURS, min_replicas=1)
     script = ["benchmarks.support.failing_ddp", "in-process", str(faults)]
     options = ["--observe", "off", "--store", "127.0.0.1:1"]
-    return comeback(
-        supervised(children, lighthouse.address, "ddp", DDP_RANKS, options, script).lines(), faults, DDP_RANKS
-    )
+    ranks = start_supervisor(children, lighthouse, "ddp", DDP_RANKS, options, script)
+    return comeback(ranks.lines(), faults, DDP_RANKS)
 
 
 def in_a_group(children: Children, faults: int) -> Comeback:
@@ -117,17 +115,8 @@ def in_a_group(children: Children, faults: int) -> Comeback:
     for name, count in (("fails", faults), ("peer", 0)):
         ports = ["--master-port", str(free_port()), "--store-port", str(free_port())]
         script = ["benchmarks.support.failing_group", str(count)]
-        groups.append(supervised(children, lighthouse.address, name, GROUP_RANKS, ports, script))
+        groups.append(start_supervisor(children, lighthouse, name, GROUP_RANKS, ports, script))
     return comeback(groups[0].lines(), faults, GROUP_RANKS)
-
-
-def supervised(
-    children: Children, lighthouse: str, name: str, ranks: int, options: Sequence[str], script: Sequence[str]
-) -> Child:
-    """Start ranks of a script under a supervisor."""
-    common = ["--lighthouse", lighthouse, "--replica-id", name, "--bind", "127.0.0.1:0", "--advertise", "127.0.0.1"]
-    common += ["--nproc-per-node", str(ranks), "--log-level", "warning"]
-    return children.start(name, "-c", START_MANAGER, "run", *common, *options, "-m", *script)
 
 
 def by_torchrun(children: Children, faults: int) -> Comeback:

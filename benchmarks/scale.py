@@ -16,9 +16,8 @@ from typing import Any
 import click
 
 from benchmarks.support.children import Children
-from benchmarks.support.daemons import Daemon, prepare_lighthouse, replace_lighthouse
+from benchmarks.support.daemons import Daemon, is_standing, prepare_lighthouse, replace_lighthouse
 from benchmarks.support.figures import Bar, Measured, benchmark, table
-from benchmarks.support.scrape import is_standing
 from lighthouse_protocol.limits import DEFAULT_JOB
 
 MANY = 2000  # above this size, raise the lighthouse's limit and use the bars for ten thousand

@@ -14,7 +14,7 @@ from typing import Any
 import click
 
 from benchmarks.support.children import Children
-from benchmarks.support.daemons import OURS, TORCHFT, start_lighthouse, start_manager
+from benchmarks.support.daemons import OURS, TORCHFT, scrape, start_lighthouse, start_manager
 from benchmarks.support.figures import (
     Bar,
     Measured,
@@ -26,7 +26,6 @@ from benchmarks.support.figures import (
     table_of,
     take_turns,
 )
-from benchmarks.support.scrape import scrape
 from benchmarks.support.torchft_native import released_version
 
 GROUPS = 3
