@@ -1,7 +1,7 @@
 """Measure the effect of a lighthouse outage on three replica groups that train under a standing quorum.
 
 The cluster is the same as in recovery.py. If the lighthouse is paused, a hundred more managers of another job
-(support/light_manager.py) must survive the outage, too.
+(support/session_crowd.py) must survive the outage, too.
 """
 
 import itertools

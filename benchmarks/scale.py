@@ -1,6 +1,6 @@
 """Measure the lighthouse's cost of a thousand standing sessions: at rest, in steps, and when one joins or thirty die.
 
-To the lighthouse, the managers look real (support/light_manager.py): each has a connection and handles grants,
+To the lighthouse, the managers look real (support/session_crowd.py): each has a connection and handles grants,
 heartbeats, recalls and revokes. They share one process, and its cores with the lighthouse. With --tls, everything runs
 a second time with TLS between managers and lighthouse.
 """

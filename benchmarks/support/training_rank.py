@@ -12,7 +12,6 @@ import secrets
 import sys
 import time
 from collections.abc import Mapping
-from typing import Protocol
 
 from agent_client.manager_client.client import ManagerConnection
 from agent_client.step.rules.machine import StepMachine
@@ -22,10 +21,6 @@ from lighthouse_protocol.messages.membership import Assignment
 from lighthouse_protocol.refusals import LighthouseError
 
 TIMEOUT_S = 90.0
-
-
-class Rank(Protocol):
-    def run_step(self) -> None: ...
 
 
 def tell(what: str, quorum_id: int, step: int, size: int) -> None:
@@ -106,7 +101,7 @@ def main() -> None:
     told = json.loads(sys.argv[1])
     manager, step_s = told["manager"], told["step_s"]
     peers = {name: (host, port) for name, (host, port) in told["peers"].items()}
-    rank: Rank = TorchftRank(manager, step_s) if told["torchft"] else OurRank(manager, told["name"], step_s, peers)
+    rank = TorchftRank(manager, step_s) if told["torchft"] else OurRank(manager, told["name"], step_s, peers)
     while True:
         rank.run_step()
 
