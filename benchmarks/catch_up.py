@@ -76,15 +76,11 @@ def heal(mode: str, state_bytes: int, link_mb_s: float) -> Healed:
         wait_commits(groups, STEPS_AFTER, len(NAMES), LATE)
         late = list(groups[LATE].events)
         median_s = statistics.median([s for events in before.values() for s in lengths(events)])
-        since = [events_since(groups[name].events, late[0].step - 1) for name in STAYS]
+        since = [[event for event in groups[name].events if event.step >= late[0].step - 1] for name in STAYS]
         behind = [event for event in late if event.what == "behind"]
         longest_s = max(s for events in since for s in lengths(events))
         behind_s = behind[-1].at - behind[0].at if behind else 0.0
         return Healed(mode, state_bytes / GIB, link_mb_s, median_s, longest_s, len(behind), behind_s)
-
-
-def events_since(events: Sequence[Event], step: int) -> list[Event]:
-    return [event for event in events if event.step >= step]
 
 
 def lengths(events: Sequence[Event]) -> list[float]:

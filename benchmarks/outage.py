@@ -90,7 +90,7 @@ def _start_crowd(children: Children, cluster: Cluster, size: int) -> Child:
 
 def _strike(outage: Outage, cluster: Cluster, crowd: Child | None) -> Run:
     time.sleep(2 * QUIET_S)
-    before = crowd.ask(what="report") if crowd else None
+    crowd_before = crowd.ask(what="report") if crowd else None
     struck_at = outage.strike(cluster)
     back_at = time.monotonic()
     wait_until(lambda: is_standing(cluster.lighthouse), RETURN_TIMEOUT_S, "the quorum stands again")
@@ -98,6 +98,10 @@ def _strike(outage: Outage, cluster: Cluster, crowd: Child | None) -> Run:
     time.sleep(QUIET_S)
     events = [event for group in cluster.groups.values() for event in group.since(struck_at)]
     steps = _steps(cluster, struck_at, time.monotonic())
+    others_lost = None
+    if crowd is not None and crowd_before is not None:
+        crowd_after = crowd.ask(what="report")
+        others_lost = crowd_after["revokes"] + (crowd_before["quorums"] != crowd_after["quorums"])
     return Run(
         away_s=back_at - struck_at,
         standing_s=standing_at - struck_at,
@@ -106,7 +110,7 @@ def _strike(outage: Outage, cluster: Cluster, crowd: Child | None) -> Run:
         longest_step_s=max(steps),
         discards=sum(event.what == "discard" for event in events),
         quorums=len({event.quorum_id for event in events if event.what == "commit"}),
-        others_lost=_lost(before, crowd.ask(what="report")) if crowd and before else None,
+        others_lost=others_lost,
     )
 
 
@@ -117,11 +121,6 @@ def _steps(cluster: Cluster, since: float, until: float) -> list[float]:
         moments = [event.at for event in group.commits(since - MARGIN_S) if event.at <= until]
         steps += [later - earlier for earlier, later in itertools.pairwise(moments) if later >= since]
     return steps
-
-
-def _lost(before: Mapping[str, Any], after: Mapping[str, Any]) -> int:
-    """Count the losses of the crowd between two of its reports (session_crowd.py)."""
-    return after["revokes"] + (before["quorums"] != after["quorums"])
 
 
 COLUMNS: Mapping[str, Callable[[Mapping[str, Any]], str]] = {

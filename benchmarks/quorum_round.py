@@ -91,10 +91,6 @@ COLUMNS: Mapping[str, Callable[[Mapping[str, Any]], str]] = {
 }
 
 
-def render(sizes: Sequence[Mapping[str, Any]]) -> str:
-    return table_of(COLUMNS, [size | row for size in sizes for row in size["servers"]])
-
-
 def bars(sizes: Sequence[Mapping[str, Any]]) -> list[Bar]:
     """Return the bars: the server's CPU time relative to torchft's."""
     ratio = {size["replica_groups"]: size["servers"][0]["cpu_ratio"] for size in sizes}
@@ -110,7 +106,8 @@ def main(sizes: str, blocks: int, quick: bool) -> Measured:
     if quick:
         sizes, blocks, calls = "20", 2, 200
     results = [run_size(int(size), blocks, calls) for size in sizes.split(",")]
-    return render(results), bars(results), {"blocks": blocks, "sizes": results}
+    rows = [size | row for size in results for row in size["servers"]]
+    return table_of(COLUMNS, rows), bars(results), {"blocks": blocks, "sizes": results}
 
 
 if __name__ == "__main__":

@@ -28,19 +28,11 @@ Report = Mapping[str, Any]
 """The JSON document of a benchmark."""
 
 OPTIONS: Mapping[str, Sequence[str]] = {
-    "recovery": (),
-    "restart": (),
-    "torchrun": (),
-    "step_overhead": (),
     "quorum_round": ("--sizes", "10,1000"),
     "heal": ("--gib", "1"),
-    "step_time": (),
     "keepers": ("--kills", "20", "--blocks", "1"),
-    "stragglers": (),
-    "preemption": (),
-    "report": (),
 }
-"""Options of each benchmark."""
+"""Options of the benchmarks that do not run with their defaults."""
 
 HEADER = ("Measured", "Lighthouse", "Alternative", "Source", "Command")
 IN_README = 3
@@ -294,8 +286,8 @@ def main(reports: Path | None, is_printed_only: bool) -> None:
         found = {
             name: json.loads((folder / f"{name}.json").read_text())
             if (folder / f"{name}.json").exists()
-            else run(name, options, folder)
-            for name, options in OPTIONS.items()
+            else run(name, OPTIONS.get(name, ()), folder)
+            for name in dict.fromkeys(row.benchmark for row in ROWS)
         }
     readme = render(ROWS[:IN_README], found, "benchmarks/README.md")
     comparison = render(ROWS, found, "../../benchmarks/README.md")
