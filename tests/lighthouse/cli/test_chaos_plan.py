@@ -88,12 +88,12 @@ class TestKinds:
 
 def training(*, step: int = 10, compared: int = -1, digests: str = "xx", **more: object) -> JobStatus:
     """Groups a and b of one rank each, which train."""
-    members = tuple(replace(member(name), world_size=1) for name in "ab")
+    members = tuple(member(name, world_size=1) for name in "ab")
     ranks = tuple(
-        replace(place(name, 0, step=step), compared=StateDigest(compared, 7, digest) if compared >= 0 else None)
+        place(name, 0, step=step, compared=StateDigest(compared, 7, digest) if compared >= 0 else None)
         for name, digest in zip("ab", digests, strict=True)
     )
-    return replace(job(*members), ranks=ranks, **more)  # pyright: ignore[reportArgumentType]
+    return job(*members, ranks=ranks, **more)  # pyright: ignore[reportArgumentType]
 
 
 def incident(id: str, kind: IncidentKind = IncidentKind.CHAOS, step_s: float | None = None) -> IncidentSummary:
