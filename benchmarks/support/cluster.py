@@ -10,7 +10,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from benchmarks.support.all_reduce import Place
 from benchmarks.support.children import Child, Children
 from benchmarks.support.daemons import (
     HERE,
@@ -22,6 +21,7 @@ from benchmarks.support.daemons import (
     start_lighthouse,
     start_manager,
 )
+from benchmarks.support.training_rank import Place
 from examples.ports import free_port
 
 NAMES = ("a", "b", "c")

@@ -18,7 +18,7 @@ from agent_client.healing.connection import StateKey
 from agent_client.healing.fetch import Fetch
 from agent_client.healing.server import StateServer
 from agent_client.state.train_state import TrainState
-from benchmarks.support.line_protocol import answer_orders
+from benchmarks.support.children import answer_orders
 from benchmarks.support.torchft_native import native
 
 TENSOR_BYTES = 16 * 2**20

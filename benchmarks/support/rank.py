@@ -11,7 +11,7 @@ from abc import ABC, abstractmethod
 from typing import Any
 
 from agent_client.manager_client.client import ManagerConnection
-from benchmarks.support.line_protocol import answer_orders
+from benchmarks.support.children import answer_orders
 from benchmarks.support.torchft_native import Client
 
 TIMEOUT_S = 30.0

@@ -15,9 +15,8 @@ from typing import Any
 
 import uvloop
 
-from benchmarks.support.children import allow_many_connections
+from benchmarks.support.children import allow_many_connections, answer_orders_async
 from benchmarks.support.light_stream import Turns
-from benchmarks.support.line_protocol import answer_orders_async
 from benchmarks.support.shared_session import (
     SharedQuorums,
     SharedReader,
