@@ -1,6 +1,7 @@
 """The plan of `lighthouse chaos` follows from its seed, and its verdict from what the job has reported."""
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -114,7 +115,7 @@ def watcher(first: JobStatus | None = None) -> Watcher:
     return watched
 
 
-def over(compared: int = 20, **more: object) -> Watcher:
+def over(compared: int = 20, **more: Any) -> Watcher:
     """The job has trained on after the fault."""
     watched = watcher()
     watched.update(training(step=29, compared=compared, incidents=OVER, **more))

@@ -124,8 +124,8 @@ def troubled() -> JobStatus:
 
 def evidence(**fields: object) -> dict[str, object]:
     """Of a rank, in JSON."""
-    of = {"replica_id": "b", "group_rank": 1, "pid": 4711, "host": "node7"}
-    return of | {"process": "", "output": [], "missing": []} | fields
+    rank: dict[str, object] = {"replica_id": "b", "group_rank": 1, "pid": 4711, "host": "node7"}
+    return {**rank, "process": "", "output": [], "missing": [], **fields}
 
 
 async def test_says_how_far_a_group_has_healed(browser: Chromium, lighthouse: FakeLighthouse):
