@@ -6,18 +6,18 @@ some more steps. They are compared with the median of the steps before.
 """
 
 import itertools
+import signal
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import click
 from torch.distributed import TCPStore
 
 from benchmarks.support.children import Children
-from benchmarks.support.cluster import NAMES, Cluster, Event, Group, kill_group, wait_until
+from benchmarks.support.cluster import NAMES, Cluster, Event, Group, wait_until
 from benchmarks.support.daemons import HERE
-from benchmarks.support.figures import Bar, benchmark, finish, show_machine, table_of
+from benchmarks.support.figures import Bar, Measured, benchmark, table_of
 
 GIB = 2**30
 MODES = ("blocking", "catch_up")
@@ -51,12 +51,11 @@ def wait_commits(groups: Mapping[str, Group], count: int, size: int, *names: str
     before = {name: len(groups[name].events) for name in names}
 
     def is_done() -> bool:
-        for name in names:
-            groups[name].rank.check()
         new = [groups[name].events[before[name] :] for name in names]
         return all(sum((e.what, e.size) == ("commit", size) for e in events) >= count for events in new)
 
-    wait_until(is_done, TIMEOUT_S, f"{count} steps of {size} groups by {names}")
+    what = f"{count} steps of {size} groups by {names}"
+    wait_until(is_done, TIMEOUT_S, what, [groups[name].rank for name in names])
 
 
 def heal(mode: str, state_bytes: int, link_mb_s: float) -> Healed:
@@ -70,22 +69,18 @@ def heal(mode: str, state_bytes: int, link_mb_s: float) -> Healed:
         wait_commits(groups, 3, len(NAMES), *NAMES)
         wait_commits(groups, STEPS_BEFORE, len(NAMES), *NAMES)
         before = {name: groups[name].events[-STEPS_BEFORE:] for name in STAYS}
-        kill_group(cluster, LATE)
+        groups[LATE].signal(signal.SIGKILL)
         groups[LATE].end()
         wait_commits(groups, 3, len(STAYS), *STAYS)
         groups[LATE] = cluster.start(LATE)
         wait_commits(groups, STEPS_AFTER, len(NAMES), LATE)
         late = list(groups[LATE].events)
         median_s = statistics.median([s for events in before.values() for s in lengths(events)])
-        since = [events_since(groups[name].events, late[0].step - 1) for name in STAYS]
+        since = [[event for event in groups[name].events if event.step >= late[0].step - 1] for name in STAYS]
         behind = [event for event in late if event.what == "behind"]
         longest_s = max(s for events in since for s in lengths(events))
         behind_s = behind[-1].at - behind[0].at if behind else 0.0
         return Healed(mode, state_bytes / GIB, link_mb_s, median_s, longest_s, len(behind), behind_s)
-
-
-def events_since(events: Sequence[Event], step: int) -> list[Event]:
-    return [event for event in events if event.step >= step]
 
 
 def lengths(events: Sequence[Event]) -> list[float]:
@@ -113,15 +108,13 @@ def bars(results: Sequence[Healed]) -> list[Bar]:
 
 @benchmark("Seconds instead of minutes: 1/16 GiB, catch_up alone.")
 @click.option("--gib", type=float, default=1.0, show_default=True, help="State to heal.")
-def main(gib: float, quick: bool, check: bool, path: Path | None) -> None:
+def main(gib: float, quick: bool) -> Measured:
     """Measure the other groups' steps while one group heals."""
     links, modes = LINKS_MB_S, MODES
     if quick:
         gib, links, modes = 1 / 16, (0.0,), ("catch_up",)
-    machine = show_machine()
     results = [heal(mode, int(gib * GIB), link) for link in links for mode in modes]
-    report = {"benchmark": "catch_up", "machine": machine, "results": results}
-    finish(table_of(COLUMNS, results), report, bars(results), is_checked=check, path=path)
+    return table_of(COLUMNS, results), bars(results), {"results": results}
 
 
 if __name__ == "__main__":

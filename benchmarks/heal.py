@@ -7,14 +7,13 @@ peak is the kernel's VmHWM, and the extra memory is its excess over the memory b
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import click
 
 from agent_client.healing.healing import available_bytes
 from benchmarks.support.children import Children
-from benchmarks.support.figures import Bar, benchmark, finish, ratios, show_machine, spread, table_of
+from benchmarks.support.figures import Bar, Measured, benchmark, ratios, spread, table_of, take_turns
 from benchmarks.support.torchft_native import released_version
 
 GIB = 2**30
@@ -44,9 +43,11 @@ class Pair:
         ]
         for side in self._sides:
             side.read_line()
+        self._heals = 0
 
-    def heal(self, value: float) -> Heal:
-        source, target = self._sides
+    def heal(self) -> Heal:
+        self._heals += 1
+        value, (source, target) = float(self._heals), self._sides
         source.ask(order="mark", value=value)
         target.ask(order="mark", value=-value)
         served = source.ask(order="serve")
@@ -58,13 +59,12 @@ class Pair:
 
 
 def measure(kinds: Sequence[str], size_bytes: int, repeats: int) -> dict[str, list[Heal]]:
-    """Measure heals of each kind in turn. The first round does not count."""
+    """Measure heals of each kind in turn."""
     if len(kinds) > 1 and not _fit(len(kinds), size_bytes):
         return {kind: heals for each in kinds for kind, heals in measure([each], size_bytes, repeats).items()}
     with Children() as children:
         pairs = {kind: Pair(children, kind, size_bytes) for kind in kinds}
-        rounds = [{kind: pair.heal(float(number + 1)) for kind, pair in pairs.items()} for number in range(repeats + 1)]
-        return {kind: [heals[kind] for heals in rounds[1:]] for kind in kinds}
+        return take_turns({kind: pair.heal for kind, pair in pairs.items()}, repeats)
 
 
 def _fit(pairs: int, size_bytes: int) -> bool:
@@ -109,14 +109,13 @@ def bars(results: Sequence[Mapping[str, Any]]) -> list[Bar]:
     ]
 
 
-@benchmark("Seconds instead of minutes: one heal of 1/4 GiB.")
+@benchmark("Seconds instead of minutes: one heal of 1/4 GiB.", beside_torchft=True)
 @click.option("--gib", "sizes", type=float, multiple=True, default=(1, 4), show_default=True, help="State to heal.")
 @click.option("--repeats", type=click.IntRange(1), default=5, show_default=True, help="Measured heals each.")
-def main(sizes: Sequence[float], repeats: int, quick: bool, check: bool, path: Path | None) -> None:
+def main(sizes: Sequence[float], repeats: int, quick: bool) -> Measured:
     """Measure seconds and memory per GiB healed, for us and for torchft's HTTP transport."""
     if quick:
         sizes, repeats = (0.25,), 1
-    machine = show_machine(beside_torchft=True)
     kinds = ["torchft", "snapshot", "hold"] if released_version() else ["snapshot", "hold"]
     results = [
         report(kind, size_bytes, heals, found.get("torchft", ()))
@@ -124,8 +123,7 @@ def main(sizes: Sequence[float], repeats: int, quick: bool, check: bool, path: P
         for found in [measure(kinds, size_bytes, repeats)]
         for kind, heals in found.items()
     ]
-    written = {"benchmark": "heal", "machine": machine, "repeats": repeats, "results": results}
-    finish(table_of(COLUMNS, results), written, bars(results), is_checked=check, path=path)
+    return table_of(COLUMNS, results), bars(results), {"repeats": repeats, "results": results}
 
 
 if __name__ == "__main__":

@@ -22,15 +22,16 @@ import click
 
 from benchmarks.support.children import Child, Children
 from benchmarks.support.cluster import wait_until
-from benchmarks.support.daemons import HERE, Daemon, start_lighthouse
-from benchmarks.support.figures import Bar, benchmark, finish, show_machine, spread, table
+from benchmarks.support.daemons import OURS, start_lighthouse, start_supervisor
+from benchmarks.support.figures import Bar, Measured, benchmark, spread, table
 from examples.ports import free_port
 
 RANK = "benchmarks.support.kept_rank"
 NAMES = ("a", "b")
 TIMEOUT_S = 300.0
 PACE_S = 0.02
-RESTART_DELAY = "500ms"
+RESTARTS = ["--max-restarts", "60000", "--max-startup-failures", "0"]
+RESTARTS += ["--restart-delay", "500ms", "--max-restart-delay", "500ms"]
 GIB_WIDTH = 9456
 """Width of a network whose parameters and AdamW state have 1 GiB."""
 BLOCK = 16
@@ -57,17 +58,19 @@ class Killed:
 
 
 class Job:
-    """Two groups under supervisors."""
+    """Groups of one rank under supervisors."""
 
-    def __init__(self, children: Children, folder: Path, *options: str, script: Sequence[str] = ()) -> None:
+    def __init__(
+        self, children: Children, folder: Path, *options: str, script: Sequence[str] = (), names: Sequence[str] = NAMES
+    ) -> None:
         folder.mkdir()
-        self._folder = folder
-        self._pids: dict[str, int] = {}
-        self._lighthouse: Daemon = start_lighthouse(children, "lighthouse-ft", len(NAMES), 5.0)
-        self._supervisors = [self._start(children, name, options, script) for name in NAMES]
-
-    def _start(self, children: Children, name: str, options: Sequence[str], script: Sequence[str]) -> Child:
-        return start_supervisor(children, self._lighthouse, name, options, [str(self._folder), *script])
+        self._folder, self._names = folder, names
+        lighthouse = start_lighthouse(children, OURS, len(names))
+        self._supervisors: list[Child] = []
+        for name in names:
+            given = ["--master-port", str(free_port()), *RESTARTS, *options]
+            ranks = start_supervisor(children, lighthouse, name, 1, given, [RANK, str(folder), *script])
+            self._supervisors.append(ranks)
 
     def events(self, name: str) -> list[Event]:
         path = self._folder / f"{name}-0"
@@ -80,18 +83,16 @@ class Job:
             found.setdefault(event.step, set()).add(str(event.more))
         return found
 
-    def wait_for(self, steps: int, since: float = 0.0) -> None:
+    def wait_for(self, steps: int, since: float = 0.0, timeout_s: float = TIMEOUT_S) -> None:
         """Wait until each group has committed a number of steps after `since`."""
 
         def is_done() -> bool:
-            for supervisor in self._supervisors:
-                supervisor.check()
             return all(
                 sum(event.what == "commit" and event.at > since for event in self.events(name)) >= steps
-                for name in NAMES
+                for name in self._names
             )
 
-        wait_until(is_done, TIMEOUT_S, f"{steps} steps of {', '.join(NAMES)}")
+        wait_until(is_done, timeout_s, f"{steps} steps of {', '.join(self._names)}", self._supervisors)
 
     def end(self) -> None:
         for supervisor in self._supervisors:
@@ -118,17 +119,6 @@ class Job:
 def _last(groups: Sequence[Sequence[Event]], what: str) -> float:
     """Return when the last group has reported `what` for the first time."""
     return max(next(event.at for event in events if event.what == what) for events in groups)
-
-
-def start_supervisor(
-    children: Children, lighthouse: Daemon, name: str, options: Sequence[str], script: Sequence[str]
-) -> Child:
-    port = str(free_port())
-    arguments = ["--lighthouse", lighthouse.told, "--replica-id", name, "--bind", f"{HERE}:0", "--advertise", HERE]
-    arguments += ["--master-port", port, "--max-restarts", "60000", "--max-startup-failures", "0"]
-    arguments += ["--restart-delay", RESTART_DELAY, "--max-restart-delay", RESTART_DELAY, *options]
-    program = "from manager.cli import main; main()"
-    return children.start(f"supervisor of {name}", "-c", program, "run", *arguments, "--", "-m", RANK, *script)
 
 
 def measure_kills(children: Children, every: int, kills: int) -> tuple[list[Killed], int]:
@@ -163,23 +153,13 @@ class Cost:
 
 
 def measure_cost(children: Children, blocks: int, width: int, batch: int) -> Cost:
-    folder = children.folder / "cost"
-    folder.mkdir()
-    lighthouse = start_lighthouse(children, "lighthouse-ft", 1, 5.0)
-    script = [str(folder), "--width", str(width), "--batch", str(batch), "--no-digest", "--alternate", str(BLOCK)]
     steps = BLOCK * 2 * (blocks + 1) + 2
-    supervisor = start_supervisor(
-        children, lighthouse, "a", ("--keep-every", str(BLOCK)), [*script, "--steps", str(steps)]
-    )
-    path = folder / "a-0"
+    script = ["--steps", str(steps), "--width", str(width), "--batch", str(batch), "--no-digest"]
+    script += ["--alternate", str(BLOCK)]
+    job = Job(children, children.folder / "cost", "--keep-every", str(BLOCK), script=script, names=NAMES[:1])
 
-    def events(what: str) -> dict[int, Event]:
-        supervisor.check()
-        lines = path.read_text().split("\n")[:-1] if path.exists() else []
-        return {event.step: event for event in (Event(*json.loads(line)) for line in lines) if event.what == what}
-
-    wait_until(lambda: len(events("commit")) >= steps - 1, 20 * TIMEOUT_S, "the steps of one rank")
-    at, waited = events("commit"), events("kept")
+    job.wait_for(steps - 1, timeout_s=20 * TIMEOUT_S)
+    at, waited = ({e.step: e for e in job.events(NAMES[0]) if e.what == what} for what in ("commit", "kept"))
     # The state of step n is copied during the next step, and the script keeps from step 2 * BLOCK * i.
     firsts = range(2 * BLOCK, BLOCK * 2 * (blocks + 1), BLOCK)
     spans = [at[first + BLOCK].at - at[first].at for first in firsts]
@@ -193,13 +173,12 @@ def percent_text(percent: float) -> str:
 @benchmark("3 kills, and the cost with 64 MiB.")
 @click.option("--kills", type=click.IntRange(1), default=100, show_default=True, help="Kills with k = 1.")
 @click.option("--blocks", type=click.IntRange(1), default=10, show_default=True, help="Blocks of steps to measure.")
-def main(kills: int, blocks: int, quick: bool, check: bool, path: Path | None) -> None:
+def main(kills: int, blocks: int, quick: bool) -> Measured:
     """Kill all ranks of all groups, count the lost steps, and measure what keeping the state costs."""
-    machine = show_machine()
     kills, blocks, width = (3, 2, GIB_WIDTH // 4) if quick else (kills, blocks, GIB_WIDTH)
     rows: list[list[str]] = []
     bars: list[Bar] = []
-    report: dict[str, object] = {"benchmark": "keepers", "machine": machine}
+    report: dict[str, object] = {}
     with Children() as children:
         for every, count in ((1, kills), (16, max(2, kills // 10))):
             killed, different = measure_kills(children, every, count)
@@ -226,7 +205,7 @@ def main(kills: int, blocks: int, quick: bool, check: bool, path: Path | None) -
     text += f"Steps with one take {percent_text(more.median)} time ({few} to {many}). "
     text += f"The rank waits {spread(cost.waited_s).text(3)} s for a copy."
     bars.append(Bar(f"share of the time that a rank waits for copies, k = {BLOCK}", 100 * cost.share_waited, 0.5, "%"))
-    finish(text, report, bars, is_checked=check, path=path)
+    return text, bars, report
 
 
 if __name__ == "__main__":

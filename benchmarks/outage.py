@@ -1,7 +1,7 @@
 """Measure the effect of a lighthouse outage on three replica groups that train under a standing quorum.
 
 The cluster is the same as in recovery.py. If the lighthouse is paused, a hundred more managers of another job
-(support/light_manager.py) must survive the outage, too.
+(support/session_crowd.py) must survive the outage, too.
 """
 
 import itertools
@@ -9,16 +9,14 @@ import signal
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import click
 
 from benchmarks.support.children import Child, Children
 from benchmarks.support.cluster import Cluster, wait_until
-from benchmarks.support.daemons import OURS
-from benchmarks.support.figures import Bar, benchmark, finish, show_machine, spread, table_of
-from benchmarks.support.scrape import is_standing
+from benchmarks.support.daemons import OURS, is_standing
+from benchmarks.support.figures import Bar, Measured, benchmark, spread, table_of
 
 HEARTBEAT_TIMEOUT_S = 5.0
 AWAY_S = 2.0
@@ -92,7 +90,7 @@ def _start_crowd(children: Children, cluster: Cluster, size: int) -> Child:
 
 def _strike(outage: Outage, cluster: Cluster, crowd: Child | None) -> Run:
     time.sleep(2 * QUIET_S)
-    before = crowd.ask(what="report") if crowd else None
+    crowd_before = crowd.ask(what="report") if crowd else None
     struck_at = outage.strike(cluster)
     back_at = time.monotonic()
     wait_until(lambda: is_standing(cluster.lighthouse), RETURN_TIMEOUT_S, "the quorum stands again")
@@ -100,6 +98,10 @@ def _strike(outage: Outage, cluster: Cluster, crowd: Child | None) -> Run:
     time.sleep(QUIET_S)
     events = [event for group in cluster.groups.values() for event in group.since(struck_at)]
     steps = _steps(cluster, struck_at, time.monotonic())
+    others_lost = None
+    if crowd is not None and crowd_before is not None:
+        crowd_after = crowd.ask(what="report")
+        others_lost = crowd_after["revokes"] + (crowd_before["quorums"] != crowd_after["quorums"])
     return Run(
         away_s=back_at - struck_at,
         standing_s=standing_at - struck_at,
@@ -108,7 +110,7 @@ def _strike(outage: Outage, cluster: Cluster, crowd: Child | None) -> Run:
         longest_step_s=max(steps),
         discards=sum(event.what == "discard" for event in events),
         quorums=len({event.quorum_id for event in events if event.what == "commit"}),
-        others_lost=_lost(before, crowd.ask(what="report")) if crowd and before else None,
+        others_lost=others_lost,
     )
 
 
@@ -119,11 +121,6 @@ def _steps(cluster: Cluster, since: float, until: float) -> list[float]:
         moments = [event.at for event in group.commits(since - MARGIN_S) if event.at <= until]
         steps += [later - earlier for earlier, later in itertools.pairwise(moments) if later >= since]
     return steps
-
-
-def _lost(before: Mapping[str, Any], after: Mapping[str, Any]) -> int:
-    """Count the losses of the crowd between two of its reports (session_crowd.py)."""
-    return after["revokes"] + (before["quorums"] != after["quorums"])
 
 
 COLUMNS: Mapping[str, Callable[[Mapping[str, Any]], str]] = {
@@ -162,19 +159,16 @@ def bars(name: str, runs: Sequence[Run], *, is_hidden: bool) -> list[Bar]:
     "--faults", default=",".join(outage.key for outage in OUTAGES), show_default=True, help="Outages to measure."
 )
 @click.option("--runs", type=click.IntRange(1), help="Runs of each outage. Default: 20 of kill, 3 of pause.")
-def main(faults: str, runs: int | None, quick: bool, check: bool, path: Path | None) -> None:
+def main(faults: str, runs: int | None, quick: bool) -> Measured:
     """Measure the effect of a lighthouse outage on groups that train."""
     if quick:
         faults, runs = "kill", 1
-    machine = show_machine()
     results: list[dict[str, Any]] = [
         {"name": each.name, "is_hidden": each.is_hidden, "runs": run_outage(each, runs or each.runs, CROWD)}
         for each in OUTAGES
         if each.key in faults.split(",")
     ]
-    report = {"benchmark": "outage", "machine": machine, "results": results}
-    found = [bar for row in results for bar in bars(**row)]
-    finish(table_of(COLUMNS, results), report, found, is_checked=check, path=path)
+    return table_of(COLUMNS, results), [bar for row in results for bar in bars(**row)], {"results": results}
 
 
 if __name__ == "__main__":

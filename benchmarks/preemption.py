@@ -8,21 +8,17 @@ received it. The group must leave, and no group of the job may discard a step. T
 import asyncio
 import logging
 import random
-import secrets
 import threading
 import time
-from collections import defaultdict
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Coroutine, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import click
 
-from agent_client.errors import GroupDrained
-from agent_client.manager_client.client import ManagerConnection
-from benchmarks.support.figures import Bar, benchmark, finish, show_machine, spread, table
+from benchmarks.support.figures import Bar, Measured, benchmark, spread, table
+from benchmarks.support.lockstep import Lockstep, LockstepRank
 from lighthouse.server.config import LighthouseConfig
 from lighthouse.server.daemon import LighthouseDaemon
 from lighthouse_protocol.messages.hosts import KeptState
@@ -100,69 +96,10 @@ class Host:
         await self.daemon.stop()
 
 
-class Lockstep:
-    """A substitute for a collective. It completes when every participant of the quorum has reached the step."""
-
-    def __init__(self) -> None:
-        self.changed = threading.Condition()
-        self._reached: dict[tuple[int, int], set[str]] = defaultdict(set)
-
-    def run(self, key: tuple[int, int], me: str, everybody: Sequence[str], is_aborted: Callable[[], bool]) -> bool:
-        with self.changed:
-            self._reached[key].add(me)
-            self.changed.notify_all()
-            self.changed.wait_for(lambda: self._reached[key].issuperset(everybody) or is_aborted(), TIMEOUT_S)
-            return self._reached[key].issuperset(everybody)
-
-
-class Rank:
-    """Trains in a thread until its group is drained."""
-
-    def __init__(self, name: str, address: str, lockstep: Lockstep) -> None:
-        self.name, self.lockstep = name, lockstep
-        self.commits = self.discards = self.size = 0
-        self.error = ""
-        self._tag, self._lost = (0, 0), False
-        self._manager = ManagerConnection(address, 0, secrets.token_hex(6), self._revoke, returns_within_s=0.0)
-        self.thread = threading.Thread(target=self._train, name=name, daemon=True)
-        self.thread.start()
-
-    def _revoke(self, quorum_id: int | None, _: str) -> None:
-        self._lost |= quorum_id is None
-        with self.lockstep.changed:
-            self.lockstep.changed.notify_all()
-
-    def _train(self) -> None:
-        failures = 0
-        try:
-            while True:
-                step, tag = self._tag
-                granted = self._manager.ask(step, "", tag_quorum_id=tag, commit_failures=failures, timeout_s=TIMEOUT_S)
-                quorum_id, step = granted.quorum_id, granted.max_step
-                self.size = len(granted.replica_ids)
-                time.sleep(random.uniform(0.5, 1.5) * STEP_S)
-                yes = self.lockstep.run(
-                    (quorum_id, step), self.name, granted.replica_ids, lambda at=quorum_id: self._is_over(at)
-                )
-                if self._manager.vote(step, yes, quorum_id=quorum_id, timeout_s=TIMEOUT_S):
-                    self._tag, failures = (step + 1, quorum_id), 0
-                    self.commits += 1
-                else:
-                    failures += 1
-                    self.discards += 1
-        except GroupDrained:
-            pass
-        except Exception as e:  # noqa: BLE001  reported by the job
-            self.error = f"{type(e).__name__}: {e}"
-
-    def _is_over(self, quorum_id: int) -> bool:
-        return self._lost or self._manager.watch.revoked(quorum_id) is not None
-
-
 @dataclass(slots=True)
 class Group:
     host: Host
-    rank: Rank
+    rank: LockstepRank
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,7 +125,7 @@ class Job:
             return host
 
         host = self._daemons.run(start())
-        return Group(host, Rank(name, host.daemon.address, self._lockstep))
+        return Group(host, LockstepRank(name, host.daemon.address, self._lockstep, STEP_S, jitter=0.5))
 
     def preempt(self) -> Preempted:
         """Preempt a random group at a random moment, and start it again."""
@@ -202,7 +139,7 @@ class Job:
         self._daemons.loop.call_soon_threadsafe(group.host.handle_notice, "http", notice)
         self._daemons.run(group.host.leave())
         left_s = time.monotonic() - at
-        group.rank.thread.join(TIMEOUT_S)
+        group.rank.close()
         self._settle([name for name in NAMES if name != victim])
         discards = self._discards() - before
         if group.rank.error:
@@ -218,11 +155,11 @@ class Job:
         ranks = [self._groups[name].rank for name in names]
         marks: dict[str, int] | None = None
         ends_at = time.monotonic() + TIMEOUT_S
-        while marks is None or any(rank.commits < marks[rank.name] + SETTLED_STEPS for rank in ranks):
+        while marks is None or any(len(rank.commits) < marks[rank.name] + SETTLED_STEPS for rank in ranks):
             if any(rank.error for rank in ranks) or time.monotonic() > ends_at:
                 raise TimeoutError(f"{self._name}: {names} do not train: {[rank.error for rank in ranks]}")
             if marks is None and all(rank.size == len(names) for rank in ranks):
-                marks = {rank.name: rank.commits for rank in ranks}
+                marks = {rank.name: len(rank.commits) for rank in ranks}
             time.sleep(STEP_S / 4)
 
 
@@ -247,14 +184,12 @@ def render(results: Sequence[Preempted]) -> str:
 @benchmark("30 notices.")
 @click.option("--notices", type=click.IntRange(1), default=1000, show_default=True, help="Number of notices.")
 @click.option("--jobs", type=click.IntRange(1), default=8, show_default=True, help="Jobs that run in parallel.")
-def main(notices: int, jobs: int, quick: bool, check: bool, path: Path | None) -> None:
+def main(notices: int, jobs: int, quick: bool) -> Measured:
     """Count the steps that replica groups lose when others are preempted at random moments."""
     logging.disable(logging.WARNING)
-    machine = show_machine()
     results = measure(30 if quick else notices, min(jobs, 3) if quick else jobs)
     bars = [Bar("discarded steps", sum(each.discards for each in results), 0, "")]
-    report = {"benchmark": "preemption", "machine": machine, "results": results}
-    finish(render(results), report, bars, is_checked=check, path=path)
+    return render(results), bars, {"results": results}
 
 
 if __name__ == "__main__":

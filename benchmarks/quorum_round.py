@@ -5,7 +5,6 @@ Our lighthouse and torchft's released server take turns under the same load gene
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import click
@@ -14,16 +13,14 @@ from benchmarks.support.children import Children
 from benchmarks.support.daemons import OURS, TORCHFT, start_lighthouse
 from benchmarks.support.figures import (
     Bar,
-    Contender,
+    Measured,
     benchmark,
-    finish,
     of_torchft,
     ratios,
-    show_machine,
     spread,
     table_of,
     take_turns,
-)  # fmt: skip
+)
 from benchmarks.support.torchft_native import released_version
 
 SETTLE_S = 0.1
@@ -32,12 +29,10 @@ BARS = {10: 1.5, 100: 1.3, 300: 0.8, 1000: 0.4}
 NAMES = {OURS: "ours", TORCHFT: "torchft 0.2"}
 
 
-class Arena(Contender):
+class Arena:
     """A product at one size: server and crowd. A block is some rounds."""
 
     def __init__(self, children: Children, product: str, size: int, rounds: int) -> None:
-        super().__init__()
-        self.product = product
         self._rounds = rounds
         server = start_lighthouse(children, product, size)
         self._server = server.child
@@ -65,19 +60,23 @@ def run_size(size: int, blocks: int, calls: int) -> dict[str, Any]:
     rounds = max(2, calls // size)
     products = [OURS, TORCHFT] if released_version() else [OURS]
     with Children() as children:
-        arenas = [Arena(children, product, size, rounds) for product in products]
-        take_turns(arenas, blocks)
-    return {"replica_groups": size, "rounds_per_block": rounds, "servers": [_report(each, arenas) for each in arenas]}
+        arenas = {product: Arena(children, product, size, rounds) for product in products}
+        found = take_turns({product: arena.measure for product, arena in arenas.items()}, blocks)
+    theirs = found.get(TORCHFT, ())
+    servers = [_report(product, measured, theirs) for product, measured in found.items()]
+    return {"replica_groups": size, "rounds_per_block": rounds, "servers": servers}
 
 
-def _report(arena: Arena, arenas: Sequence[Arena]) -> dict[str, Any]:
-    theirs = next((other.values("cpu_s") for other in arenas if other.product == TORCHFT), None)
+def _report(
+    product: str, blocks: Sequence[Mapping[str, float]], torchfts: Sequence[Mapping[str, float]]
+) -> dict[str, Any]:
+    values = {name: [block[name] for block in blocks] for name in blocks[0]}
     return {
-        "product": arena.product,
-        **{name: spread(arena.values(name)) for name in ("wall_s", "cpu_s", "generator_cpu_s")},
-        "cpu_ratio": ratios(arena.values("cpu_s"), theirs) if theirs else None,
-        **{name: arena.values(name)[-1] for name in ("memory_mb", "peak_memory_mb")},
-        "blocks": arena.blocks,
+        "product": product,
+        **{name: spread(values[name]) for name in ("wall_s", "cpu_s", "generator_cpu_s")},
+        "cpu_ratio": ratios(values["cpu_s"], [block["cpu_s"] for block in torchfts]) if torchfts else None,
+        **{name: values[name][-1] for name in ("memory_mb", "peak_memory_mb")},
+        "blocks": blocks,
     }
 
 
@@ -92,28 +91,23 @@ COLUMNS: Mapping[str, Callable[[Mapping[str, Any]], str]] = {
 }
 
 
-def render(sizes: Sequence[Mapping[str, Any]]) -> str:
-    return table_of(COLUMNS, [size | row for size in sizes for row in size["servers"]])
-
-
 def bars(sizes: Sequence[Mapping[str, Any]]) -> list[Bar]:
     """Return the bars: the server's CPU time relative to torchft's."""
     ratio = {size["replica_groups"]: size["servers"][0]["cpu_ratio"] for size in sizes}
     return [Bar(f"{n} groups: CPU, of torchft's", ratio[n].median, limit) for n, limit in BARS.items() if ratio.get(n)]
 
 
-@benchmark("Seconds instead of minutes: one small size, two blocks.")
+@benchmark("Seconds instead of minutes: one small size, two blocks.", beside_torchft=True)
 @click.option("--sizes", default="10,100,300,1000", show_default=True, help="Numbers of replica groups.")
 @click.option("--blocks", type=click.IntRange(1), default=9, show_default=True, help="Measured blocks each.")
-def main(sizes: str, blocks: int, quick: bool, check: bool, path: Path | None) -> None:
+def main(sizes: str, blocks: int, quick: bool) -> Measured:
     """Measure the cost of a quorum round for our lighthouse and for torchft's."""
     calls = CALLS_PER_BLOCK
     if quick:
         sizes, blocks, calls = "20", 2, 200
-    machine = show_machine(beside_torchft=True)
     results = [run_size(int(size), blocks, calls) for size in sizes.split(",")]
-    report = {"benchmark": "quorum_round", "machine": machine, "blocks": blocks, "sizes": results}
-    finish(render(results), report, bars(results), is_checked=check, path=path)
+    rows = [size | row for size in results for row in size["servers"]]
+    return table_of(COLUMNS, rows), bars(results), {"blocks": blocks, "sizes": results}
 
 
 if __name__ == "__main__":

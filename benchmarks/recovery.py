@@ -11,15 +11,15 @@ import random
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
+from signal import SIGKILL, SIGSTOP
 from typing import Any
 
 import click
 
 from benchmarks.support.children import Children
-from benchmarks.support.cluster import NAMES, STEP_S, Cluster, Event, kill_group, kill_rank, stop_group, wait_until
+from benchmarks.support.cluster import NAMES, STEP_S, Cluster, Event, Group, wait_until
 from benchmarks.support.daemons import OURS, TORCHFT
-from benchmarks.support.figures import Bar, benchmark, finish, percentile, show_machine, spread, table_of
+from benchmarks.support.figures import Bar, Measured, benchmark, percentile, spread, table_of
 from benchmarks.support.torchft_native import released_version
 
 VICTIM = NAMES[-1]
@@ -32,20 +32,20 @@ HUNDRED = 100
 
 @dataclass(frozen=True, slots=True)
 class Loss:
-    """A fault of the victim, and its bars."""
+    """A fault of the victim, and its bars, by default those of a kill."""
 
     name: str
-    strike: Callable[[Cluster, str], None]
-    heartbeat_timeout_s: float
-    moment: str  # field of `Run` to which the bars apply
-    largest_s: float
-    median_s: float = math.inf
+    strike: Callable[[Group], None]
+    heartbeat_timeout_s: float = 5.0
+    moment: str = "committed_s"  # field of `Run` to which the bars apply
+    largest_s: float = 0.1
+    median_s: float = 0.06
 
 
 LOSSES = {
-    "kill-group": Loss("SIGKILL of a group", kill_group, 5.0, "committed_s", largest_s=0.1, median_s=0.06),
-    "kill-rank": Loss("SIGKILL of a rank", kill_rank, 5.0, "committed_s", largest_s=0.1, median_s=0.06),
-    "stop": Loss("SIGSTOP of a group", stop_group, 2.0, "noticed_s", largest_s=2.5),
+    "kill-group": Loss("SIGKILL of a group", lambda group: group.signal(SIGKILL)),
+    "kill-rank": Loss("SIGKILL of a rank", lambda group: group.rank.signal(SIGKILL)),
+    "stop": Loss("SIGSTOP of a group", lambda group: group.signal(SIGSTOP), 2.0, "noticed_s", 2.5, math.inf),
 }
 
 
@@ -72,7 +72,7 @@ def lose(loss: Loss, cluster: Cluster) -> Run:
     survivors = [cluster.groups[name] for name in SURVIVORS]
     time.sleep(random.uniform(0, 2 * STEP_S))
     struck_at = time.monotonic()
-    loss.strike(cluster, VICTIM)
+    loss.strike(cluster.groups[VICTIM])
 
     def first(what: str) -> float:
         return max(_first(group.since(struck_at), what) - struck_at for group in survivors)
@@ -129,18 +129,16 @@ def bars(results: Sequence[Mapping[str, Any]]) -> list[Bar]:
     return found
 
 
-@benchmark("Seconds instead of minutes: two runs of the kills, ours alone.")
+@benchmark("Seconds instead of minutes: two runs of the kills, ours alone.", beside_torchft=True)
 @click.option("--faults", default=",".join(LOSSES), show_default=True, help="Faults to measure.")
 @click.option("--runs", type=click.IntRange(1), default=20, show_default=True, help="Runs of each fault.")
 @click.option("--torchft-runs", type=click.IntRange(0), default=3, show_default=True, help="The same, with torchft.")
-def main(faults: str, runs: int, torchft_runs: int, quick: bool, check: bool, path: Path | None) -> None:
+def main(faults: str, runs: int, torchft_runs: int, quick: bool) -> Measured:
     """Measure how long the survivors wait after the loss of a replica group, with our daemons and torchft's."""
     if quick:
         faults, runs, torchft_runs = "kill-group,kill-rank", 2, 0
-    machine = show_machine(beside_torchft=True)
     results = measure(faults.split(","), runs, torchft_runs)
-    report = {"benchmark": "recovery", "machine": machine, "results": results}
-    finish(table_of(COLUMNS, results), report, bars(results), is_checked=check, path=path)
+    return table_of(COLUMNS, results), bars(results), {"results": results}
 
 
 if __name__ == "__main__":

@@ -8,28 +8,28 @@ from each kill to its next commit.
 """
 
 import json
+import signal
 import subprocess
 import sys
 import time
-from pathlib import Path
 from typing import Any
 
 import click
 
 from benchmarks.support.children import ROOT, Children
-from benchmarks.support.cluster import NAMES, Cluster, kill_group
+from benchmarks.support.cluster import NAMES, Cluster
 from benchmarks.support.daemons import OURS
-from benchmarks.support.figures import Bar, benchmark, finish, show_machine, table
+from benchmarks.support.figures import Bar, Measured, benchmark, table
+from lighthouse_runtime.process.commands import START_LIGHTHOUSE
 
 VICTIM = NAMES[-1]
 AWAY_S = 2.0
 ABSENT = ("down", "restart", "idle", "heal")
-COMMAND = "from lighthouse_runtime.process.commands import lighthouse; lighthouse()"
 
 
 def read_report(address: str) -> dict[str, Any]:
     done = subprocess.run(
-        [sys.executable, "-c", COMMAND, "report", address, "--json"],
+        [sys.executable, "-c", START_LIGHTHOUSE, "report", address, "--json"],
         cwd=ROOT,
         capture_output=True,
         text=True,
@@ -42,7 +42,7 @@ def read_report(address: str) -> dict[str, Any]:
 def lose(cluster: Cluster) -> tuple[float, float]:
     """Kill the victim, and start it again. Return the Unix time of the kill, and the seconds until its next commit."""
     struck_at, struck_unix_s = time.monotonic(), time.time()
-    kill_group(cluster, VICTIM)
+    cluster.groups[VICTIM].signal(signal.SIGKILL)
     time.sleep(AWAY_S)
     cluster.replace(VICTIM)
     return struck_unix_s, cluster.groups[VICTIM].commits(struck_at)[0].at - struck_at
@@ -86,16 +86,15 @@ def render(row: dict[str, Any]) -> str:
 
 
 @benchmark("One kill instead of five.")
-def main(quick: bool, check: bool, path: Path | None) -> None:
+def main(quick: bool) -> Measured:
     """Compare the sums of `lighthouse report` with the clock."""
-    machine, row = show_machine(), measure(1 if quick else 5)
+    row = measure(1 if quick else 5)
     bars = [
         Bar("sums, difference from the clock", error_of(row), 0.1, "%"),
         Bar("faults that were missed or invented", abs(row["faults_found"] - row["faults"]), 0),
     ]
-    report = {"benchmark": "report", "machine": machine, "results": [row]}
     click.echo(f"furthest fault from its kill: {row['fault_apart_s'] * 1e3:.0f} ms")
-    finish(render(row), report, bars, is_checked=check, path=path)
+    return render(row), bars, {"results": [row]}
 
 
 if __name__ == "__main__":

@@ -12,17 +12,16 @@ are the time from the kill to the quorum of both ranks, and the age of the slowe
 import os
 import signal
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import click
 
 from benchmarks.support.children import Child, Children
-from benchmarks.support.daemons import OURS, start_lighthouse
-from benchmarks.support.figures import Bar, benchmark, finish, show_machine, spread, table
+from benchmarks.support.daemons import OURS, start_lighthouse, start_supervisor
+from benchmarks.support.figures import Bar, Measured, benchmark, spread, table
 from examples.ports import free_port
-from lighthouse_runtime.process.commands import START_MANAGER
 
 DDP_RANKS = 4
 GROUP_RANKS = 2
@@ -73,7 +72,7 @@ def measure(children: Children, runs: int) -> list[Restart]:
     options = ["--store", "127.0.0.1:1", "--max-restarts", str(runs + 1), "--max-startup-failures", "0"]
     options += ["--restart-delay", DELAY, "--max-restart-delay", DELAY]
     script = ["benchmarks.support.restarting_rank"]
-    group = supervised(children, lighthouse.address, "a", RANKS, options, script)
+    group = start_supervisor(children, lighthouse, "a", RANKS, options, script)
     lines = group.lines()
     ages(lines, 0)
     restarts: list[Restart] = []
@@ -106,9 +105,8 @@ def in_process(children: Children, faults: int) -> Comeback:
     lighthouse = start_lighthouse(children, OURS, min_replicas=1)
     script = ["benchmarks.support.failing_ddp", "in-process", str(faults)]
     options = ["--observe", "off", "--store", "127.0.0.1:1"]
-    return comeback(
-        supervised(children, lighthouse.address, "ddp", DDP_RANKS, options, script).lines(), faults, DDP_RANKS
-    )
+    ranks = start_supervisor(children, lighthouse, "ddp", DDP_RANKS, options, script)
+    return comeback(ranks.lines(), faults, DDP_RANKS)
 
 
 def in_a_group(children: Children, faults: int) -> Comeback:
@@ -117,17 +115,8 @@ def in_a_group(children: Children, faults: int) -> Comeback:
     for name, count in (("fails", faults), ("peer", 0)):
         ports = ["--master-port", str(free_port()), "--store-port", str(free_port())]
         script = ["benchmarks.support.failing_group", str(count)]
-        groups.append(supervised(children, lighthouse.address, name, GROUP_RANKS, ports, script))
+        groups.append(start_supervisor(children, lighthouse, name, GROUP_RANKS, ports, script))
     return comeback(groups[0].lines(), faults, GROUP_RANKS)
-
-
-def supervised(
-    children: Children, lighthouse: str, name: str, ranks: int, options: Sequence[str], script: Sequence[str]
-) -> Child:
-    """Start ranks of a script under a supervisor."""
-    common = ["--lighthouse", lighthouse, "--replica-id", name, "--bind", "127.0.0.1:0", "--advertise", "127.0.0.1"]
-    common += ["--nproc-per-node", str(ranks), "--log-level", "warning"]
-    return children.start(name, "-c", START_MANAGER, "run", *common, *options, "-m", *script)
 
 
 def by_torchrun(children: Children, faults: int) -> Comeback:
@@ -163,9 +152,8 @@ def comeback(lines: Iterator[str], faults: int, ranks: int) -> Comeback:
 
 @benchmark("Seconds instead of minutes: two kills.")
 @click.option("--runs", default=20, show_default=True, help="Kills; in process, five times as many faults.")
-def main(runs: int, quick: bool, check: bool, path: Path | None) -> None:
+def main(runs: int, quick: bool) -> Measured:
     """Measure restarts of training in process, by torchrun, and by a supervisor."""
-    machine = show_machine()
     runs, faults = (2, 2) if quick else (runs, 5 * runs)
     with Children() as children:
         ours, torchruns = in_process(children, faults), by_torchrun(children, runs)
@@ -186,7 +174,6 @@ def main(runs: int, quick: bool, check: bool, path: Path | None) -> None:
     lines = [table(["to the first step of all, s: median (lowest to highest)", "faults", ""], rows)]
     for name, each in (("in process", ours), ("with an Agent", group)):
         lines.append(f"{name}: threads {each.threads[0]} to {each.threads[1]}, resident memory {each.growth:.3f} times")
-    report = {"in_process": ours, "in_a_group": group, "torchrun": torchruns, "restarts": restarts}
     bars = [
         Bar("in process, median", ours_s.median, BAR_S, "s"),
         Bar("resident memory after all faults, of that after the first", ours.growth, GROWTH_BAR),
@@ -194,8 +181,8 @@ def main(runs: int, quick: bool, check: bool, path: Path | None) -> None:
         Bar("its resident memory", group.growth, GROWTH_BAR),
         Bar("process start to first quorum, median", from_start.median, BAR_S, "s"),
     ]
-    report = {"benchmark": "restart", "machine": machine, "nvrx_published": NVRX_S, **report}
-    finish("\n".join(lines), report, bars, is_checked=check, path=path)
+    report = {"nvrx_published": NVRX_S, "in_process": ours, "in_a_group": group, "torchrun": torchruns}
+    return "\n".join(lines), bars, {**report, "restarts": restarts}
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """Measure the lighthouse's cost of a thousand standing sessions: at rest, in steps, and when one joins or thirty die.
 
-To the lighthouse, the managers look real (support/light_manager.py): each has a connection and handles grants,
+To the lighthouse, the managers look real (support/session_crowd.py): each has a connection and handles grants,
 heartbeats, recalls and revokes. They share one process, and its cores with the lighthouse. With --tls, everything runs
 a second time with TLS between managers and lighthouse.
 """
@@ -11,15 +11,13 @@ import statistics
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import click
 
 from benchmarks.support.children import Children
-from benchmarks.support.daemons import Daemon, prepare_lighthouse, replace_lighthouse
-from benchmarks.support.figures import Bar, benchmark, finish, show_machine, table
-from benchmarks.support.scrape import is_standing
+from benchmarks.support.daemons import Daemon, is_standing, prepare_lighthouse, replace_lighthouse
+from benchmarks.support.figures import Bar, Measured, benchmark, table
 from lighthouse_protocol.limits import DEFAULT_JOB
 
 MANY = 2000  # above this size, raise the lighthouse's limit and use the bars for ten thousand
@@ -241,25 +239,21 @@ def tls_bars(plain: Sequence[Stage], by_tls: Sequence[Stage]) -> list[Bar]:
 @click.option("--seconds", type=click.FloatRange(1), default=20.0, show_default=True, help="Seconds at rest.")
 @click.option("--heartbeat-timeout", type=click.FloatRange(1), default=5.0, show_default=True, help="Timeout in s.")
 @click.option("--tls", "with_tls", is_flag=True, help="Also measure with TLS, and print the ratios.")
-def main(
-    size: int, joins: int, seconds: float, heartbeat_timeout: float, with_tls: bool, quick: bool, check: bool,
-    path: Path | None,
-) -> None:  # fmt: skip
+def main(size: int, joins: int, seconds: float, heartbeat_timeout: float, with_tls: bool, quick: bool) -> Measured:
     """Measure the lighthouse's cost of a thousand standing sessions."""
     settle_s = 3.0
     if quick:
         size, joins, seconds, settle_s = 30, 2, 2.0, 0.5
     setting = Setting(size, settle_s, heartbeat_timeout)
-    machine = show_machine()
     stages = run(setting, joins, seconds)
     text, asked = render(stages), bars(stages, size)
-    report = {"benchmark": "scale", "machine": machine, "setting": setting, "stages": stages}
+    report = {"setting": setting, "stages": stages}
     if with_tls:
         by_tls = run(replace(setting, has_tls=True), joins, seconds)
         text += f"\n\nWith TLS:\n{render(by_tls)}\n\n{tls_text(stages, by_tls)}"
         asked += tls_bars(stages, by_tls)
         report["stages_with_tls"] = by_tls
-    finish(text, report, asked, is_checked=check, path=path)
+    return text, asked, report
 
 
 if __name__ == "__main__":

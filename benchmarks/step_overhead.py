@@ -9,27 +9,23 @@ competition of seven busy processes for the machine's cores.
 import operator
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import click
 
 from benchmarks.support.children import Children
-from benchmarks.support.daemons import OURS, TORCHFT, start_lighthouse, start_manager
+from benchmarks.support.daemons import OURS, TORCHFT, scrape, start_lighthouse, start_manager
 from benchmarks.support.figures import (
     Bar,
-    Contender,
+    Measured,
     benchmark,
-    finish,
     of_torchft,
     percentile,
     ratios,
-    show_machine,
     spread,
     table_of,
     take_turns,
-)  # fmt: skip
-from benchmarks.support.scrape import scrape
+)
 from benchmarks.support.torchft_native import released_version
 
 GROUPS = 3
@@ -48,12 +44,11 @@ SAME_CLIENT = Setup("ours, torchft's client", OURS, TORCHFT)
 OWN_CLIENT = Setup("ours, our client, standing", OURS, OURS)
 
 
-class Arena(Contender):
+class Arena:
     """Daemons and ranks of one setup. A block is some steps."""
 
     def __init__(self, children: Children, setup: Setup, steps: int) -> None:
-        super().__init__()
-        self.setup = setup
+        self._setup = setup
         self._steps = steps
         self._lighthouse = start_lighthouse(children, setup.product, GROUPS)
         names = [f"group_{i}" for i in range(GROUPS)]
@@ -86,37 +81,34 @@ class Arena(Contender):
 
     def _lighthouse_calls(self) -> float:
         """Return the number of completed calls and quorum rounds, or 0 for torchft's lighthouse."""
-        if self.setup.product != OURS:
+        if self._setup.product != OURS:
             return 0.0
         counted = ("lighthouse_grpc_calls_total", "lighthouse_quorum_rounds_")
         return sum(value for name, value in scrape(self._lighthouse).items() if name.startswith(counted))
-
-    def medians(self, call: str) -> list[float]:
-        return [spread(times).median for times in self.values(call)]
 
 
 def run_all(blocks: int, steps: int) -> list[dict[str, Any]]:
     setups = [REFERENCE, SAME_CLIENT, OWN_CLIENT] if released_version() else [OWN_CLIENT]
     with Children() as children:
-        arenas = [Arena(children, setup, steps) for setup in setups]
-        take_turns(arenas, blocks)
-        return [_report(arena, arenas[0]) for arena in arenas]
+        arenas = {setup.name: Arena(children, setup, steps) for setup in setups}
+        found = take_turns({name: arena.measure for name, arena in arenas.items()}, blocks)
+    return [_report(name, measured, found.get(REFERENCE.name, ())) for name, measured in found.items()]
 
 
-def _report(arena: Arena, reference: Arena) -> dict[str, Any]:
-    is_compared, cpu_s = reference.setup is REFERENCE, arena.values("daemons_cpu_s")
-    every = {call: [value for times in arena.values(call) for value in times] for call in CALLS}
+def _report(name: str, blocks: Sequence[Mapping[str, Any]], torchfts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    every = {call: [value for block in blocks for value in block[call]] for call in CALLS}
+    both_s, torchfts_both_s = ([spread(block["both_s"]).median for block in each] for each in (blocks, torchfts))
+    cpu_s, torchfts_cpu_s = ([block["daemons_cpu_s"] for block in each] for each in (blocks, torchfts))
     return {
-        "contender": arena.setup.name,
+        "contender": name,
         "calls": {
             call: {"median_s": spread(values).median, "p99_s": percentile(values, 0.99)}
             for call, values in every.items()
         },
-        "ratio": ratios(arena.medians("both_s"), reference.medians("both_s")) if is_compared else None,
+        "ratio": ratios(both_s, torchfts_both_s) if torchfts else None,
         "daemons_cpu_s": spread(cpu_s),
-        "daemons_cpu_ratio": ratios(cpu_s, reference.values("daemons_cpu_s")) if is_compared else None,
-        "round_trips": max(arena.values("round_trips")),
-        "lighthouse_calls": max(arena.values("lighthouse_calls")),
+        "daemons_cpu_ratio": ratios(cpu_s, torchfts_cpu_s) if torchfts else None,
+        **{key: max(block[key] for block in blocks) for key in ("round_trips", "lighthouse_calls")},
     }
 
 
@@ -153,18 +145,16 @@ def bars(results: Sequence[Mapping[str, Any]]) -> list[Bar]:
     return found
 
 
-@benchmark("Seconds instead of a minute: two blocks of 30 steps.")
+@benchmark("Seconds instead of a minute: two blocks of 30 steps.", beside_torchft=True)
 @click.option("--blocks", type=click.IntRange(1), default=15, show_default=True, help="Measured blocks each.")
 @click.option("--steps", type=click.IntRange(2), default=100, show_default=True, help="Steps of a block.")
-def main(blocks: int, steps: int, quick: bool, check: bool, path: Path | None) -> None:
+def main(blocks: int, steps: int, quick: bool) -> Measured:
     """Measure Quorum and ShouldCommit per step, with our daemons and torchft's."""
     if quick:
         blocks, steps = 2, 30
-    machine = show_machine(beside_torchft=True)
     results = run_all(blocks, steps)
-    settings = {"groups": GROUPS, "blocks": blocks, "steps_per_block": steps}
-    report = {"benchmark": "step_overhead", "machine": machine, **settings, "contenders": results}
-    finish(table_of(COLUMNS, results), report, bars(results), is_checked=check, path=path)
+    report = {"groups": GROUPS, "blocks": blocks, "steps_per_block": steps, "contenders": results}
+    return table_of(COLUMNS, results), bars(results), report
 
 
 if __name__ == "__main__":

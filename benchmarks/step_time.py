@@ -6,14 +6,14 @@ two turns per round, and the difference between these two is the noise of the ma
 
 import statistics
 from collections.abc import Mapping, Sequence
-from pathlib import Path
+from functools import partial
 from typing import Any
 
 import click
 
 from benchmarks.support.children import Child, Children
 from benchmarks.support.daemons import OURS, TORCHFT, Daemon, start_lighthouse, start_manager
-from benchmarks.support.figures import Bar, Spread, benchmark, finish, ratios, show_machine, spread, table
+from benchmarks.support.figures import Bar, Measured, Spread, benchmark, ratios, spread, table, take_turns
 from benchmarks.support.torchft_native import released_version
 from examples.ports import free_port
 
@@ -71,21 +71,11 @@ class Arena:
 
 def run_all(rounds: int, steps: int) -> dict[str, list[Block]]:
     """Return the blocks of each contender. The first round does not count. "again" is the second turn of "bare"."""
-    turns = ["bare", "ours", "again", *(["torchft"] if released_version() else [])]
-    blocks: dict[str, list[Block]] = {name: [] for name in turns}
+    turns = {"bare": "bare", "ours": "ours", "again": "bare"} | ({"torchft": "torchft"} if released_version() else {})
     with Children() as children:
         arena = Arena(children)
-        for number in range(rounds + 1):
-            for name in turns:
-                block = arena.measure("bare" if name == "again" else name, steps)
-                if number > 0:
-                    blocks[name].append(block)
-            click.echo(f"\rround {number} of {rounds}", nl=number == rounds, err=True)
-    return blocks
-
-
-def report(blocks: Mapping[str, Sequence[Block]]) -> dict[str, dict[str, Any]]:
-    return {name: _report(found, blocks["bare"], blocks["again"]) for name, found in blocks.items()}
+        contenders = {turn: partial(arena.measure, name, steps) for turn, name in turns.items()}
+        return take_turns(contenders, rounds)
 
 
 def _report(found: Sequence[Block], bare: Sequence[Block], again: Sequence[Block]) -> dict[str, Any]:
@@ -106,9 +96,6 @@ def _report(found: Sequence[Block], bare: Sequence[Block], again: Sequence[Block
         "added_s": added("step_s"),
         "added_cpu_s": added("cpu_s"),
         "ratio": ratios(column(found, "step_s"), column(bare, "step_s")),
-        "median_ratio": statistics.median(
-            mine / other for mine, other in zip(column(found, "step_s"), column(bare, "step_s"), strict=True)
-        ),
     }
 
 
@@ -141,17 +128,16 @@ def bars(reports: Mapping[str, Mapping[str, Any]]) -> list[Bar]:
     return found
 
 
-@benchmark("Two rounds of four steps.")
+@benchmark("Two rounds of four steps.", beside_torchft=True)
 @click.option("--rounds", type=click.IntRange(1), default=40, show_default=True, help="Turns of each contender.")
 @click.option("--steps", type=click.IntRange(2), default=10, show_default=True, help="Steps of a turn.")
-def main(rounds: int, steps: int, quick: bool, check: bool, path: Path | None) -> None:
+def main(rounds: int, steps: int, quick: bool) -> Measured:
     """Measure the overhead of fault tolerance in a training step without failures."""
     if quick:
         rounds, steps = 2, 4
-    machine = show_machine(beside_torchft=True)
-    results = report(run_all(rounds, steps))
-    written = {"benchmark": "step_time", "machine": machine, "rounds": rounds, "steps": steps, "results": results}
-    finish(render(results), written, bars(results), is_checked=check, path=path)
+    blocks = run_all(rounds, steps)
+    results = {name: _report(found, blocks["bare"], blocks["again"]) for name, found in blocks.items()}
+    return render(results), bars(results), {"rounds": rounds, "steps": steps, "results": results}
 
 
 if __name__ == "__main__":

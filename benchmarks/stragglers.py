@@ -6,19 +6,17 @@ other: the sum of their speeds.
 """
 
 import itertools
-import json
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import click
 from torch.distributed import TCPStore
 
 from benchmarks.support.children import Children
-from benchmarks.support.cluster import Group, wait_until
-from benchmarks.support.daemons import HERE, OURS, start_lighthouse, start_manager
-from benchmarks.support.figures import Bar, benchmark, finish, show_machine, table
+from benchmarks.support.cluster import Cluster, wait_until
+from benchmarks.support.daemons import HERE
+from benchmarks.support.figures import Bar, Measured, benchmark, table
 
 NAMES = ("a", "b", "c", "d")
 SLOW, FACTOR = "b", 3
@@ -44,22 +42,16 @@ def measure(microbatch_s: float, steps: int, *, shares_by_speed: bool) -> Throug
     times_s = {name: microbatch_s * (FACTOR if name == SLOW else 1) for name in NAMES}
     with Children() as children:
         store = TCPStore(HERE, 0, is_master=True, wait_for_workers=False)
-        lighthouse = start_lighthouse(children, OURS, len(NAMES))
-        groups: list[Group] = []
-        for name in NAMES:
-            manager = start_manager(children, OURS, lighthouse, name, store=f"{HERE}:{store.port}")
-            told = {"manager": manager.address, "microbatch_s": times_s[name], "microbatches": MICROBATCHES}
-            text = json.dumps(told | {"share_by_speed": shares_by_speed})
-            rank = children.start(f"rank of {name}", "-m", "benchmarks.support.sharing_rank", text)
-            groups.append(Group(manager, rank))
-            groups[-1].follow()
+        cluster = Cluster(
+            children, names=NAMES, min_replicas=len(NAMES), program="sharing_rank", store=f"{HERE}:{store.port}",
+            microbatch_s=times_s, microbatches=MICROBATCHES, share_by_speed=shares_by_speed,
+        )  # fmt: skip
+        groups = list(cluster.groups.values())
 
         def is_done() -> bool:
-            for group in groups:
-                group.rank.check()
             return all(group.events and group.events[-1].step >= SETTLED_STEP + steps for group in groups)
 
-        wait_until(is_done, TIMEOUT_S, f"{SETTLED_STEP + steps} steps")
+        wait_until(is_done, TIMEOUT_S, f"{SETTLED_STEP + steps} steps", [group.rank for group in groups])
         settled = [event.at for event in groups[0].events if event.step >= SETTLED_STEP]
     lengths = [after - before for before, after in itertools.pairwise(settled)]
     ideal_s = MICROBATCHES / sum(1 / time_s for time_s in times_s.values())
@@ -78,14 +70,12 @@ def render(results: Sequence[Throughput]) -> str:
 @benchmark("Less than a minute: shorter microbatches, fewer steps.")
 @click.option("--microbatch-s", type=float, default=0.1, show_default=True, help="Time of a microbatch.")
 @click.option("--steps", type=int, default=40, show_default=True, help="Measured steps.")
-def main(microbatch_s: float, steps: int, quick: bool, check: bool, path: Path | None) -> None:
+def main(microbatch_s: float, steps: int, quick: bool) -> Measured:
     """Measure the throughput of four groups of which one is slow."""
     microbatch_s, steps = (0.02, 10) if quick else (microbatch_s, steps)
-    machine = show_machine()
     results = [measure(microbatch_s, steps, shares_by_speed=shares) for shares in (False, True)]
-    report = {"benchmark": "stragglers", "machine": machine, "results": results}
     bars = [Bar("share_by_speed: ideal throughput / measured", 1 / results[1].ratio, LIMIT)]
-    finish(render(results), report, bars, is_checked=check, path=path)
+    return render(results), bars, {"results": results}
 
 
 if __name__ == "__main__":

@@ -28,19 +28,26 @@ Report = Mapping[str, Any]
 """The JSON document of a benchmark."""
 
 OPTIONS: Mapping[str, Sequence[str]] = {
-    "recovery": (),
-    "restart": (),
-    "torchrun": (),
-    "step_overhead": (),
     "quorum_round": ("--sizes", "10,1000"),
     "heal": ("--gib", "1"),
-    "step_time": (),
     "keepers": ("--kills", "20", "--blocks", "1"),
-    "stragglers": (),
-    "preemption": (),
-    "report": (),
 }
-"""Options of each benchmark."""
+"""Options of the benchmarks that do not run with their defaults."""
+
+SOURCES: Mapping[str, tuple[str, str]] = {
+    "recovery": ("recovery", "torchft"),
+    "restart": ("a-restart-inside-the-process", "torchrun"),
+    "torchrun": ("a-node-of-torchrun-dies", "c10d"),
+    "step_overhead": ("every-step", "torchft"),
+    "quorum_round": ("one-quorum-round", "torchft"),
+    "heal": ("healing", "torchft"),
+    "step_time": ("the-same-on-a-quiet-machine", "torchft"),
+    "keepers": ("all-groups-die", "without `--keep-every`"),
+    "stragglers": ("a-slow-group", "without `share_by_speed`"),
+    "preemption": ("preemption", ""),
+    "report": ("the-report", ""),
+}
+"""For each benchmark, its anchor in benchmarks/README.md, and the alternative that it also measures."""
 
 HEADER = ("Measured", "Lighthouse", "Alternative", "Source", "Command")
 IN_README = 3
@@ -54,13 +61,15 @@ class Row:
 
     what: str
     benchmark: str
-    section: str  # anchor in benchmarks/README.md
-    alternative: str
     read: Callable[[Report], tuple[str, str | None]]
+
+    @property
+    def section(self) -> str:
+        return SOURCES[self.benchmark][0]
 
     def line(self, reports: Mapping[str, Report], page: str) -> str:
         ours, other = self.read(reports[self.benchmark])
-        shown = "not measured" if other is None else f"{self.alternative}: {other}"
+        shown = "not measured" if other is None else f"{SOURCES[self.benchmark][1]}: {other}"
         cells = [self.what, ours, shown, f"[{self.benchmark}]({page}#{self.section})"]
         return f"| {' | '.join(cells)} | `python -m benchmarks.{self.benchmark}` |"
 
@@ -140,94 +149,42 @@ def _sums(report: Report) -> tuple[str, None]:
 
 
 ROWS = (
-    Row(
-        "A group is killed: time until the other groups commit a step",
-        "recovery",
-        "recovery",
-        "torchft",
-        _loss("kill-group"),
-    ),
-    Row(
-        "A rank raises an exception: time until all ranks train again",
-        "restart",
-        "a-restart-inside-the-process",
-        "torchrun",
-        _restart,
-    ),
-    Row(
-        "A torchrun node is killed: time until the other nodes train again",
-        "torchrun",
-        "a-node-of-torchrun-dies",
-        "c10d",
-        _node_loss,
-    ),
+    Row("A group is killed: time until the other groups commit a step", "recovery", _loss("kill-group")),
+    Row("A rank raises an exception: time until all ranks train again", "restart", _restart),
+    Row("A torchrun node is killed: time until the other nodes train again", "torchrun", _node_loss),
     Row(
         "A rank is killed and its manager survives: time until the other groups commit a step",
         "recovery",
-        "recovery",
-        "torchft",
         _loss("kill-rank"),
     ),
     Row(
         "A group is stopped, with a heartbeat timeout of 2 s: time until the other groups commit a step",
         "recovery",
-        "recovery",
-        "torchft",
         _loss("stop"),
     ),
-    Row("Quorum and commit per step, without failures", "step_overhead", "every-step", "torchft", _calls(OWN_CLIENT)),
+    Row("Quorum and commit per step, without failures", "step_overhead", _calls(OWN_CLIENT)),
     Row(
         "Quorum and commit per step, with torchft's client and Lighthouse's daemons",
         "step_overhead",
-        "every-step",
-        "torchft",
         _calls(SAME_CLIENT),
     ),
-    Row(
-        "A quorum round (all groups request and receive a quorum) with 10 groups",
-        "quorum_round",
-        "one-quorum-round",
-        "torchft",
-        _round(10),
-    ),
-    Row(
-        "A quorum round (all groups request and receive a quorum) with 1,000 groups",
-        "quorum_round",
-        "one-quorum-round",
-        "torchft",
-        _round(1000),
-    ),
-    Row("Copy of 1 GiB of state to a returning group over loopback", "heal", "healing", "torchft", _heal),
-    Row("Time per DDP step in addition to torch's DDP", "step_time", "the-same-on-a-quiet-machine", "torchft", _added),
+    Row("A quorum round (all groups request and receive a quorum) with 10 groups", "quorum_round", _round(10)),
+    Row("A quorum round (all groups request and receive a quorum) with 1,000 groups", "quorum_round", _round(1000)),
+    Row("Copy of 1 GiB of state to a returning group over loopback", "heal", _heal),
+    Row("Time per DDP step in addition to torch's DDP", "step_time", _added),
     Row(
         "All ranks of all groups are killed, with `--keep-every 1`: steps lost, and time until training again without "
         "the import of torch",
         "keepers",
-        "all-groups-die",
-        "without `--keep-every`",
         _lost,
     ),
-    Row(
-        "One of four groups is three times slower: throughput, divided by the ideal",
-        "stragglers",
-        "a-slow-group",
-        "without `share_by_speed`",
-        _slow,
-    ),
+    Row("One of four groups is three times slower: throughput, divided by the ideal", "stragglers", _slow),
     Row(
         "Groups are preempted with notice at random moments: steps that other groups lose",
         "preemption",
-        "preemption",
-        "",
         _noticed,
     ),
-    Row(
-        "`lighthouse report`: difference between its sums and wall time times groups",
-        "report",
-        "the-report",
-        "",
-        _sums,
-    ),
+    Row("`lighthouse report`: difference between its sums and wall time times groups", "report", _sums),
 )
 """The claims; README.md shows the first ones. Times are medians, except for the three kills of torchrun nodes."""
 
@@ -294,8 +251,8 @@ def main(reports: Path | None, is_printed_only: bool) -> None:
         found = {
             name: json.loads((folder / f"{name}.json").read_text())
             if (folder / f"{name}.json").exists()
-            else run(name, options, folder)
-            for name, options in OPTIONS.items()
+            else run(name, OPTIONS.get(name, ()), folder)
+            for name in dict.fromkeys(row.benchmark for row in ROWS)
         }
     readme = render(ROWS[:IN_README], found, "benchmarks/README.md")
     comparison = render(ROWS, found, "../../benchmarks/README.md")

@@ -14,13 +14,12 @@ import threading
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import click
 
 from benchmarks.support.children import Child, Children
 from benchmarks.support.daemons import HERE, OURS, start_lighthouse
-from benchmarks.support.figures import Bar, benchmark, finish, show_machine, table
+from benchmarks.support.figures import Bar, Measured, benchmark, table
 from examples.ports import free_port
 from manager.guard.process_tree import descendants
 
@@ -173,13 +172,11 @@ def bars(losses: Sequence[Loss]) -> list[Bar]:
 
 
 @benchmark("One loss, without c10d.")
-def main(*, quick: bool, check: bool, path: Path | None) -> None:
+def main(*, quick: bool) -> Measured:
     """Measure how long the other nodes of a torchrun job wait after a node dies."""
-    machine = show_machine()
     backends = [LIGHTHOUSE] if quick else [LIGHTHOUSE, C10D_SHORT, C10D]
     losses = [measure(backend, victim) for victim in range(1 if quick else NODES) for backend in backends]
-    report = {"benchmark": "torchrun", "machine": machine, "losses": losses}
-    finish(render(losses, backends), report, bars(losses), is_checked=check, path=path)
+    return render(losses, backends), bars(losses), {"losses": losses}
 
 
 if __name__ == "__main__":

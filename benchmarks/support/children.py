@@ -1,5 +1,6 @@
 """Child processes of a benchmark, and their CPU time and memory. All of them end with the benchmark."""
 
+import asyncio
 import functools
 import json
 import os
@@ -10,7 +11,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -136,3 +137,18 @@ def allow_many_connections() -> None:
     """Raise the limit of open files, which may be 1024, for this process and its children. 1,000 groups need more."""
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+
+
+def answer_orders(handle: Callable[..., Any]) -> None:
+    """Answer the orders of Child.ask() in the child, until standard input closes."""
+    for line in sys.stdin:
+        print(json.dumps(handle(**json.loads(line))), flush=True)
+
+
+async def answer_orders_async(handle: Callable[..., Awaitable[Any]]) -> None:
+    """Answer orders while other tasks of the event loop run."""
+    reader = asyncio.StreamReader()
+    loop = asyncio.get_running_loop()
+    await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), sys.stdin)
+    async for line in reader:
+        print(json.dumps(await handle(**json.loads(line))), flush=True)

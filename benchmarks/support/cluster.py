@@ -1,17 +1,15 @@
-"""Three replica groups that train. The lighthouse, each manager and each rank are separate processes."""
+"""Replica groups of one rank that train. The lighthouse, each manager and each rank are separate processes."""
 
 import contextlib
 import itertools
 import json
-import signal
 import threading
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from benchmarks.support.all_reduce import Place
 from benchmarks.support.children import Child, Children
 from benchmarks.support.daemons import (
     HERE,
@@ -23,6 +21,7 @@ from benchmarks.support.daemons import (
     start_lighthouse,
     start_manager,
 )
+from benchmarks.support.training_rank import Place
 from examples.ports import free_port
 
 NAMES = ("a", "b", "c")
@@ -47,7 +46,7 @@ class Event:
 
 @dataclass(slots=True)
 class Group:
-    """One start of a replica group. A separate thread appends to `events`."""
+    """One start of a replica group. A thread of its own reads `events`."""
 
     manager: Daemon
     rank: Child
@@ -68,10 +67,7 @@ class Group:
     def commits(self, since: float) -> list[Event]:
         return [event for event in self.since(since) if event.what == "commit"]
 
-    def follow(self) -> None:
-        threading.Thread(target=self._read, daemon=True).start()
-
-    def _read(self) -> None:
+    def read_events(self) -> None:
         with contextlib.suppress(ValueError):  # `end` closes the pipe
             for line in self.rank.lines():
                 self.events.append(Event(*json.loads(line)))
@@ -84,6 +80,8 @@ class Cluster:
         product: str = OURS,
         heartbeat_timeout_s: float = 5.0,
         *,
+        names: Sequence[str] = NAMES,
+        min_replicas: int = MIN_REPLICAS,
         program: str = "training_rank",
         store: str = f"{HERE}:1",
         **told: Any,
@@ -92,9 +90,9 @@ class Cluster:
         self._product, self._heartbeat_timeout_s, self._store = product, heartbeat_timeout_s, store
         self._program, self._told = f"benchmarks.support.{program}", told
         self._children = children
-        self._peers: dict[str, Place] = {name: (HERE, free_port()) for name in NAMES}
-        self.lighthouse = start_lighthouse(children, product, MIN_REPLICAS, heartbeat_timeout_s)
-        self.groups = {name: self.start(name) for name in NAMES}
+        self._peers: dict[str, Place] = {name: (HERE, free_port()) for name in names}
+        self.lighthouse = start_lighthouse(children, product, min_replicas, heartbeat_timeout_s)
+        self.groups = {name: self.start(name) for name in names}
 
     def replace(self, name: str) -> None:
         """End the rest of a group, restart it, and wait until all groups train."""
@@ -111,12 +109,10 @@ class Cluster:
 
     def wait_training(self) -> None:
         """Wait until all groups have committed some steps under one quorum."""
-        began_at = time.monotonic()
-        wait_until(lambda: self._is_training(began_at), START_TIMEOUT_S, "three groups train")
+        began_at, ranks = time.monotonic(), [group.rank for group in self.groups.values()]
+        wait_until(lambda: self._is_training(began_at), START_TIMEOUT_S, "three groups train", ranks)
 
     def _is_training(self, since: float) -> bool:
-        for group in self.groups.values():
-            group.rank.check()
         since = max(since, time.monotonic() - RECENT_S)
         last = [group.commits(since)[-SETTLED_STEPS:] for group in self.groups.values()]
         quorums = {(event.quorum_id, event.size) for events in last for event in events}
@@ -130,25 +126,16 @@ class Cluster:
         told = {"manager": manager.address, "name": name, "step_s": STEP_S, "peers": self._peers, "torchft": is_torchft}
         rank = self._children.start(f"rank of {name}", "-m", self._program, json.dumps(told | self._told))
         group = Group(manager, rank)
-        group.follow()
+        threading.Thread(target=group.read_events, daemon=True).start()
         return group
 
 
-def wait_until(is_true: Callable[[], bool], timeout_s: float, what: str) -> None:
+def wait_until(is_true: Callable[[], bool], timeout_s: float, what: str, alive: Sequence[Child] = ()) -> None:
+    """Wait until `is_true` returns True. Raise TimeoutError, or RuntimeError if one of `alive` has ended."""
     ends_at = time.monotonic() + timeout_s
     while not is_true():
+        for child in alive:
+            child.check()
         if time.monotonic() > ends_at:
             raise TimeoutError(f"not within {timeout_s:g} s: {what}")
         time.sleep(POLL_S)
-
-
-def kill_group(cluster: Cluster, name: str) -> None:
-    cluster.groups[name].signal(signal.SIGKILL)
-
-
-def kill_rank(cluster: Cluster, name: str) -> None:
-    cluster.groups[name].rank.signal(signal.SIGKILL)
-
-
-def stop_group(cluster: Cluster, name: str) -> None:
-    cluster.groups[name].signal(signal.SIGSTOP)

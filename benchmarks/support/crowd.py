@@ -14,7 +14,7 @@ from typing import Any
 import grpc.aio
 import uvloop
 
-from benchmarks.support.line_protocol import answer_orders
+from benchmarks.support.children import answer_orders
 from lighthouse_protocol.limits import MAX_RESPONSE_BYTES
 from lighthouse_protocol.pb.torchft import torchft_pb2
 

@@ -1,6 +1,8 @@
 """The measured daemons, ours and torchft's. Each runs in a separate process with its default intervals."""
 
+import ssl
 import time
+import urllib.request
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -10,11 +12,13 @@ from examples.ports import free_port
 from lighthouse_protocol.coordinator import Coordinator
 from lighthouse_protocol.identity import Address
 from lighthouse_protocol.rules.access import Role
+from lighthouse_runtime.process.commands import START_MANAGER
 from lighthouse_runtime.security.credentials import Tokens, load_or_make
 
 OURS = "lighthouse-ft"
 TORCHFT = "torchft"
 HERE = "127.0.0.1"
+SCRAPE_TIMEOUT_S = 5.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +104,36 @@ def start_manager(
     manager = Daemon(_prepare_ours(children, "manager", serve, port), port)
     manager.serve()
     return manager
+
+
+def start_supervisor(
+    children: Children, lighthouse: Daemon, replica_id: str, ranks: int, options: Sequence[str], script: Sequence[str]
+) -> Child:
+    """Start ranks of a group under a supervisor. `script` is a module with its arguments."""
+    given = ["--lighthouse", lighthouse.told, "--replica-id", replica_id, "--bind", f"{HERE}:0", "--advertise", HERE]
+    given += ["--nproc-per-node", str(ranks), "--log-level", "warning", *options]
+    return children.start(f"supervisor of {replica_id}", "-c", START_MANAGER, "run", *given, "--", "-m", *script)
+
+
+def scrape(daemon: Daemon) -> dict[str, float]:
+    """Return the metrics by name and labels. Raises OSError if the daemon does not answer."""
+    request, context = urllib.request.Request(f"http://{HERE}:{daemon.http_port}/metrics"), None
+    if daemon.credentials is not None:
+        request.type = "https"
+        request.add_header("Authorization", f"Bearer {Tokens.read(daemon.credentials).newest(Role.VIEW)}")
+        context = ssl.create_default_context(cafile=daemon.credentials / "ca.pem")
+    with urllib.request.urlopen(request, timeout=SCRAPE_TIMEOUT_S, context=context) as answer:
+        lines = answer.read().decode().splitlines()
+    samples = (line.rpartition(" ") for line in lines if not line.startswith("#"))
+    return {name: float(value) for name, _, value in samples}
+
+
+def is_standing(lighthouse: Daemon) -> bool:
+    """Check whether the default job has a standing quorum."""
+    try:
+        return scrape(lighthouse).get('lighthouse_quorum_phase{job="default",phase="standing"}') == 1.0
+    except OSError:
+        return False
 
 
 def _prepare_ours(children: Children, package: str, options: Sequence[str], port: int) -> Child:

@@ -1,5 +1,7 @@
 """Results of a benchmark: options, statistics, bars, the description of the machine, and the output."""
 
+import functools
+import inspect
 import json
 import math
 import os
@@ -7,34 +9,19 @@ import platform
 import statistics
 import subprocess
 import sys
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import click
 
 from benchmarks.support.children import ROOT
 from benchmarks.support.torchft_native import MISSING, released_version
 
-OPTIONS = (
-    click.option("--json", "path", type=click.Path(dir_okay=False, path_type=Path), help="Write everything there too."),
-    click.option("--check", is_flag=True, help="End with status 1 if a bar is missed."),
-)
-
-
-def benchmark(quick: str) -> Callable[[Callable[..., None]], click.Command]:
-    """Make a command of a function that takes `quick`, `check` and `path`. `quick` is the help text of --quick."""
-
-    def decorate(main: Callable[..., None]) -> click.Command:
-        for option in (*OPTIONS, click.option("--quick", is_flag=True, help=quick)):
-            main = option(main)
-        return click.command()(main)
-
-    return decorate
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +43,35 @@ class Bar:
         return [self.what, f"{self.value:.4g} {self.unit}", limit, met]
 
 
+Measured = tuple[str, Sequence[Bar], Mapping[str, Any]]
+"""Results of a benchmark: the text to print, the bars, and the content of the JSON report."""
+
+
+def benchmark(quick: str, *, beside_torchft: bool = False) -> Callable[[Callable[..., Measured]], click.Command]:
+    """Make a command of a function that takes `quick`. `quick` is the help text of --quick.
+
+    With `beside_torchft`, the command warns if torchft is not installed.
+    """
+
+    def decorate(measure: Callable[..., Measured]) -> click.Command:
+        @click.command()
+        @click.option("--quick", is_flag=True, help=quick)
+        @click.option("--check", is_flag=True, help="End with status 1 if a bar is missed.")
+        @click.option(
+            "--json", "path", type=click.Path(dir_okay=False, path_type=Path), help="Write everything there too."
+        )
+        @functools.wraps(measure)
+        def main(*, check: bool, path: Path | None, **options: Any) -> None:
+            machine = show_machine(beside_torchft=beside_torchft)
+            text, bars, found = measure(**options)
+            report = {"benchmark": Path(inspect.getfile(measure)).stem, "machine": machine, **found}
+            finish(text, report, bars, is_checked=check, path=path)
+
+        return main
+
+    return decorate
+
+
 @dataclass(frozen=True, slots=True)
 class Spread:
     median: float
@@ -65,20 +81,6 @@ class Spread:
     def text(self, digits: int = 2, factor: float = 1.0) -> str:
         low, high = (f"{value * factor:.{digits}f}" for value in (self.low, self.high))
         return f"{self.median * factor:.{digits}f} ({low} to {high})"
-
-
-class Contender(ABC):
-    """One of several that are measured in turn."""
-
-    def __init__(self) -> None:
-        self.blocks: list[dict[str, Any]] = []
-
-    @abstractmethod
-    def measure(self) -> dict[str, Any]:
-        """Measure a block."""
-
-    def values(self, name: str) -> list[Any]:
-        return [block[name] for block in self.blocks]
 
 
 def spread(values: Sequence[float]) -> Spread:
@@ -148,13 +150,10 @@ def table_of(columns: Mapping[str, Callable[[Any], str]], rows: Sequence[Any]) -
     return table(list(columns), [[cell(row) for cell in columns.values()] for row in rows])
 
 
-def take_turns(contenders: Sequence[Contender], turns: int) -> None:
-    """Let the contenders measure a block each, in turn, and keep the blocks. The first turn does not count."""
-    for turn in range(turns + 1):
-        for contender in contenders:
-            block = contender.measure()
-            if turn > 0:
-                contender.blocks.append(block)
+def take_turns(contenders: Mapping[str, Callable[[], T]], turns: int) -> dict[str, list[T]]:
+    """Let the contenders measure a block each, in turn, and return the blocks. The first turn does not count."""
+    rounds = [{name: measure() for name, measure in contenders.items()} for _ in range(turns + 1)]
+    return {name: [blocks[name] for blocks in rounds[1:]] for name in contenders}
 
 
 def finish(text: str, report: dict[str, Any], bars: Sequence[Bar], *, is_checked: bool, path: Path | None) -> None:

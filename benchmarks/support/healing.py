@@ -10,7 +10,7 @@ from collections.abc import Callable
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
@@ -18,7 +18,7 @@ from agent_client.healing.connection import StateKey
 from agent_client.healing.fetch import Fetch
 from agent_client.healing.server import StateServer
 from agent_client.state.train_state import TrainState
-from benchmarks.support.line_protocol import answer_orders
+from benchmarks.support.children import answer_orders
 from benchmarks.support.torchft_native import native
 
 TENSOR_BYTES = 16 * 2**20
@@ -27,44 +27,29 @@ KEY = StateKey(1, 1, 0)
 HERE = "127.0.0.1"
 
 
-class Transport(Protocol):
-    def serve(self) -> str:
-        """Offer the state, and return the address for the target."""
-        ...
-
-    def release(self) -> None:
-        """Withdraw the state, since the source will write to it."""
-        ...
-
-    def fetch(self, address: str) -> Callable[[], None]:
-        """Receive the state, from several addresses if separated by spaces. Return a function that installs it."""
-        ...
-
-
 class Ours:
+    """Our transport. With `copies`, the source serves a copy of its state."""
+
     def __init__(self, model: torch.nn.Module, host: str = HERE, *, copies: bool) -> None:
         self._state = TrainState(model, torch.optim.SGD(model.parameters(), lr=0.1))
         self._copies = copies
         self._server = StateServer(host, advertise=host)
 
     def serve(self) -> str:
+        """Offer the state, and return the address for the target."""
         self._state.begin_step()
         self._server.publish(KEY, self._state.snapshot() if self._copies else self._state.in_place())
         return self._server.address
 
     def release(self) -> None:
+        """Withdraw the state, since the source will write to it."""
         self._server.withdraw(TIMEOUT_S)
 
-    def fetch(self, address: str) -> Callable[[], None]:
+    def fetch(self, address: str) -> Callable[[], object]:
+        """Receive the state, from several addresses if separated by spaces. Return a function that installs it."""
         self._state.begin_step()
-        fetch = Fetch(
-            {each: lambda each=each: each for each in address.split()},
-            KEY,
-            TIMEOUT_S,
-            accept=self._state.check,
-            silence_s=30.0,
-        )
-        received = fetch.run()
+        sources = {each: lambda each=each: each for each in address.split()}
+        received = Fetch(sources, KEY, TIMEOUT_S, accept=self._state.check, silence_s=30.0).run()
         return lambda: self._state.install(received)
 
 
@@ -88,17 +73,14 @@ class Torchft:
     def release(self) -> None:
         self._transport.disallow_checkpoint()
 
-    def fetch(self, address: str) -> Callable[[], None]:
+    def fetch(self, address: str) -> Callable[[], object]:
         metadata, step = address.split()
         timeout = timedelta(seconds=TIMEOUT_S)
         received = self._transport.recv_checkpoint(0, metadata, int(step), timeout)["user"]["default"]
-        return lambda: self._load(received)
-
-    def _load(self, received: dict[str, Any]) -> None:
-        self._model.load_state_dict(received)
+        return partial(self._model.load_state_dict, received)
 
 
-TRANSPORTS: dict[str, Callable[..., Transport]] = {
+TRANSPORTS: dict[str, Callable[..., Ours | Torchft]] = {
     "torchft": Torchft,
     "snapshot": partial(Ours, copies=True),
     "hold": partial(Ours, copies=False),
@@ -106,7 +88,7 @@ TRANSPORTS: dict[str, Callable[..., Transport]] = {
 
 
 class Side:
-    def __init__(self, transport: Transport, model: torch.nn.Module) -> None:
+    def __init__(self, transport: Ours | Torchft, model: torch.nn.Module) -> None:
         self._transport = transport
         self._model = model
         self._resident_bytes = self._peak_bytes = 0

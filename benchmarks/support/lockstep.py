@@ -1,87 +1,104 @@
-"""Steps of managers without ranks, which all members of a quorum complete together, and their statistics."""
+"""Replica groups of one rank that train in step, each in a thread of this process: an Agent without torch."""
 
-import asyncio
-import math
+import random
+import secrets
+import threading
 import time
-from collections.abc import Callable
-from dataclasses import dataclass, field
-from typing import Protocol
+from collections import defaultdict
+from collections.abc import Callable, Sequence
 
-from lighthouse_protocol.messages.membership import Quorum
+from agent_client.errors import GroupDrained
+from agent_client.manager_client.client import ManagerConnection
+from lighthouse_protocol.refusals import LighthouseError
 
-Key = tuple[int, int]
-"""(quorum_id, step)"""
-
-
-class Member(Protocol):
-    def complete(self) -> None:
-        """Complete the step, which all members have reached."""
-        ...
-
-
-@dataclass(slots=True)
-class Tally:
-    """Events since the last report."""
-
-    beats: int = 0
-    messages: int = 0  # to the lighthouse, without heartbeats
-    commits: int = 0
-    discards: int = 0
-    revokes: int = 0
-    refusals: int = 0
-    closings: int = 0
-    longest_step_s: float = 0.0
-    longest_ack_s: float = 0.0  # from a heartbeat to its reply
-    revoked_at: float = 0.0  # last revoke that a manager has received, by time.monotonic(); 0 without one
-    steps_s: list[float] = field(default_factory=list[float])  # duration of each step
+TIMEOUT_S = 120.0
+VOTE_S = 10.0
 
 
 class Lockstep:
-    """A collective of all participants."""
+    """A substitute for a collective. It completes for (quorum_id, step) when every participant has reached it.
 
-    def __init__(self, on_step: Callable[[float], None]) -> None:
-        """Start with infinitely long steps. `on_step` receives the duration of each step."""
-        self._on_step = on_step
-        self._step_s = math.inf
-        self._meetings: dict[Key, set[Member]] = {}
-        self._sizes: dict[Key, int] = {}
-        self._completed_at = math.inf
+    After `hold`, all of them stay in it.
+    """
 
-    def come(self, manager: Member, quorum: Quorum, step: int) -> None:
-        key = (quorum.quorum_id, step)
-        self._sizes[key] = len(quorum.participants)
-        self._meetings.setdefault(key, set()).add(manager)
-        self._run(key)
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._reached: dict[tuple[int, int], set[str]] = defaultdict(set)
+        self._is_held = False
 
-    def leave(self, manager: Member) -> None:
-        for key, meeting in list(self._meetings.items()):
-            meeting.discard(manager)
-            if not meeting:
-                self._forget(key)
+    def hold(self, is_held: bool = True) -> None:
+        self._is_held = is_held
+        self.wake()
 
-    def pace(self, step_s: float) -> None:
-        """Complete each step `step_s` after its last member has arrived, or never if infinite."""
-        self._completed_at, self._step_s = math.inf, step_s
-        for key in list(self._meetings):
-            self._run(key)
+    def wake(self) -> None:
+        """Check whether the collective is complete or aborted."""
+        with self._changed:
+            self._changed.notify_all()
 
-    def _run(self, key: Key) -> None:
-        if self._step_s < math.inf and self._is_full(key):
-            asyncio.get_running_loop().call_later(self._step_s, self._end, key)
+    def run(self, key: tuple[int, int], me: str, everybody: Sequence[str], is_aborted: Callable[[], bool]) -> bool:
+        """Return whether it completed."""
 
-    def _is_full(self, key: Key) -> bool:
-        return len(self._meetings.get(key, ())) == self._sizes.get(key)
+        def is_complete() -> bool:
+            return not self._is_held and self._reached[key].issuperset(everybody)
 
-    def _end(self, key: Key) -> None:
-        if not self._is_full(key):  # a member has left, so the quorum will be revoked
-            return
-        meeting = self._forget(key)
-        now = time.monotonic()
-        self._on_step(now - self._completed_at)
-        self._completed_at = now
-        for manager in meeting:
-            manager.complete()
+        with self._changed:
+            self._reached[key].add(me)
+            self._changed.notify_all()
+            self._changed.wait_for(lambda: is_complete() or is_aborted(), TIMEOUT_S)
+            return is_complete()
 
-    def _forget(self, key: Key) -> set[Member]:
-        self._sizes.pop(key, None)
-        return self._meetings.pop(key, set())
+
+class LockstepRank:
+    """Trains until its group is drained, or its manager has gone otherwise."""
+
+    def __init__(self, name: str, manager: str, lockstep: Lockstep, step_s: float = 0.0, jitter: float = 0.0) -> None:
+        """Start the thread. `step_s` is the time to compute a step, and `jitter` the share by which it varies."""
+        self.name, self.reduce = name, lockstep
+        self._compute_s = step_s * (1 - jitter), step_s * (1 + jitter)
+        self.commits: list[tuple[int, int]] = []
+        """Step and quorum_id of each."""
+        self.discards = self.size = 0
+        """`size`: the number of groups in the newest quorum."""
+        self.drained = self.error = ""
+        self._failures, self._has_lost_manager = 0, False
+        self._link = ManagerConnection(manager, 0, secrets.token_hex(6), self._on_revoked, returns_within_s=0.0)
+        self._thread = threading.Thread(target=self._train, name=f"group {name}", daemon=True)
+        self._thread.start()
+
+    def join(self) -> None:
+        self._thread.join(TIMEOUT_S)
+        assert not self._thread.is_alive()
+
+    def close(self) -> None:
+        self.join()
+        self._link.close()
+
+    def _train(self) -> None:
+        try:
+            while True:
+                self._step()
+        except GroupDrained as e:
+            self.drained = str(e)
+        except LighthouseError as e:
+            self.error = str(e)
+
+    def _step(self) -> None:
+        step, tag = (self.commits[-1][0] + 1, self.commits[-1][1]) if self.commits else (0, 0)
+        answer = self._link.ask(step, "", tag_quorum_id=tag, commit_failures=self._failures, timeout_s=TIMEOUT_S)
+        self.size = len(answer.replica_ids)
+        time.sleep(random.uniform(*self._compute_s))
+        key = answer.quorum_id, answer.max_step
+        yes = self.reduce.run(key, self.name, answer.replica_ids, lambda: self._is_over(answer.quorum_id))
+        if self._link.vote(answer.max_step, yes, quorum_id=answer.quorum_id, timeout_s=VOTE_S):
+            self.commits.append((answer.max_step, answer.quorum_id))
+            self._failures = 0
+        else:
+            self.discards, self._failures = self.discards + 1, self._failures + 1
+
+    def _is_over(self, quorum_id: int) -> bool:
+        """Return whether the quorum was revoked. The end of the watch stands for all revokes."""
+        return self._has_lost_manager or self._link.watch.revoked(quorum_id) is not None
+
+    def _on_revoked(self, quorum_id: int | None, _: str) -> None:
+        self._has_lost_manager |= quorum_id is None
+        self.reduce.wake()

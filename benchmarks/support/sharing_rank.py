@@ -36,7 +36,7 @@ def main() -> None:
     for batches in StepSampler(SAMPLES, BATCH, agent).microbatches():
         optimizer.zero_grad()
         for number, batch in enumerate(batches):
-            time.sleep(told["microbatch_s"])
+            time.sleep(told["microbatch_s"][told["name"]])
             with contextlib.nullcontext() if number == len(batches) - 1 else model.no_sync():
                 model(inputs[batch]).square().mean().backward()
         if optimizer.step():

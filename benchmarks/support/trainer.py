@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.distributed import TCPStore, init_process_group
 
 from agent_client import Agent, AgentConfig, DistributedDataParallel, FaultTolerantOptimizer, TrainState
-from benchmarks.support.line_protocol import answer_orders
+from benchmarks.support.children import answer_orders
 
 HERE = "127.0.0.1"
 TOKENS, WIDTH, LENGTH, BATCH = 1000, 128, 64, 8

@@ -28,7 +28,6 @@ from lighthouse.cli.tables import (
     job_summary,
     member_lines,
     most_urgent,
-    most_urgent_ranks,
     run_rank_lines,
     run_summary,
     stall,
@@ -170,7 +169,7 @@ def _blocks(status: LighthouseStatus, width: int) -> Iterator[_Block]:
         for run in (run for run in runs if run.job == job.job):
 
             def ranks(count: int, run: RunStatus = run) -> list[Text]:
-                return run_rank_lines(most_urgent_ranks(run.ranks, count), width)
+                return run_rank_lines(run.ranks, count, width)
 
             head, stalls = [Text(""), *run_summary(run), *stalls], []
             yield _Block(head, len(run.ranks), ranks, "lighthouse ranks")

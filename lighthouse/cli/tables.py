@@ -123,7 +123,7 @@ def has_quorum(job: JobStatus, runs: Sequence[RunStatus]) -> bool:
     return bool(job.members) or all(run.job != job.job for run in runs)
 
 
-def supervisor_state(supervisor: SupervisorStatus) -> str:
+def _supervisor_state(supervisor: SupervisorStatus) -> str:
     if not supervisor.is_connected:
         return "gone"
     return "running" if supervisor.last.running else "starting"
@@ -153,15 +153,11 @@ def supervised(run: RunStatus) -> str:
     )
 
 
-def run_rank_lines(ranks: Sequence[RankStatus], width: int) -> list[Text]:
+def run_rank_lines(ranks: Sequence[RankStatus], count: int, width: int) -> list[Text]:
+    """Return a table of `ranks`. If there are more than `count`, it has the most urgent ones, most urgent first."""
+    if len(ranks) > count:
+        ranks = sorted(ranks, key=lambda rank: _RUN_URGENCY.get(rank.state, 9))[:count]
     return table(_RUN_RANK_COLUMNS, ranks, width)
-
-
-def most_urgent_ranks(ranks: Sequence[RankStatus], count: int) -> list[RankStatus]:
-    """Return all `ranks` if there are at most `count`. Otherwise, return the most urgent ones, most urgent first."""
-    return (
-        list(ranks) if len(ranks) <= count else sorted(ranks, key=lambda rank: _RUN_URGENCY.get(rank.state, 9))[:count]
-    )
 
 
 def member_lines(rows: Sequence[Row], width: int) -> list[Text]:
@@ -319,7 +315,7 @@ _JOB_COLUMNS: Sequence[Column[JobStatus]] = (
     Column(
         "PHASE",
         lambda job: job.phase if participants(job) else "-",
-        lambda job: _PHASE_STYLES.get(job.phase, ""),
+        _phase_style,
         keep=1,
     ),
 )
@@ -337,7 +333,7 @@ _RUN_COLUMNS: Sequence[Column[RunStatus]] = (
 
 SUPERVISOR_COLUMNS: Sequence[Column[SupervisorStatus]] = (
     Column("GROUP", lambda s: s.name, comfort=20),
-    Column("STATE", lambda s: supervisor_state(s), lambda s: "green" if s.last.running and s.is_connected else "red"),
+    Column("STATE", _supervisor_state, lambda s: "green" if s.last.running and s.is_connected else "red"),
     Column("RANKS", lambda s: f"{s.last.running}/{len(s.slots)}" if s.is_connected else "-", is_number=True, keep=2),
     Column("RESTARTS", lambda s: str(s.last.restarts), is_number=True),
     Column("LEFT", lambda s: str(s.last.restarts_left), is_number=True, keep=3),

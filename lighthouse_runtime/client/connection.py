@@ -155,22 +155,17 @@ _OPTIONS: list[tuple[str, int | str]] = [
 _BROKEN_WHILE_WRITING = "Internal error from Core"
 
 
-def _open_channel(api: Any, coordinator: Coordinator, tls: ClientTls | None) -> Any:
-    """Open a channel to the first address. Raise WrongState in a forked child that cannot use gRPC."""
+def open_channel(api: Any, coordinator: Coordinator, tls: ClientTls | None) -> Any:
+    """Open a channel of grpc or grpc.aio, which is `api`, to the first address.
+
+    Raise WrongState in a forked child that cannot use gRPC.
+    """
     mark_grpc_used()
     address = str(coordinator.addresses[0])
     if tls is None:
         return api.insecure_channel(address, options=_OPTIONS)
     options = [*_OPTIONS, ("grpc.ssl_target_name_override", tls.name)] if tls.name else _OPTIONS
     return api.secure_channel(address, grpc.ssl_channel_credentials(tls.roots, tls.key, tls.cert), options=options)
-
-
-def sync_channel(coordinator: Coordinator, tls: ClientTls | None) -> grpc.Channel:
-    return _open_channel(grpc, coordinator, tls)
-
-
-def async_channel(coordinator: Coordinator, tls: ClientTls | None) -> grpc.aio.Channel:
-    return _open_channel(grpc.aio, coordinator, tls)
 
 
 def refusal(error: grpc.RpcError, address: str, timeout_s: float, asked: Coordinator | None = None) -> LighthouseError:
@@ -312,10 +307,10 @@ class SyncClient:
             self._coordinator = self._locator.wait(timeout_s) if waits else self._locator.find()
             self._metadata = _with_token(self._given_metadata, self._coordinator)
         if not self._coordinator.has_tls:
-            return sync_channel(self._coordinator, None)
+            return open_channel(grpc, self._coordinator, None)
         self._files_stamp = stamp_of_files(self._coordinator.files)
         tls = fetch_tls(self._coordinator, max(0.0, ends_at - time.monotonic()), waits=waits)
-        return sync_channel(self._coordinator, tls)
+        return open_channel(grpc, self._coordinator, tls)
 
     def invoke(self, rpc: Rpc[T]) -> T:
         channel = self._live_channel(rpc.timeout_s, waits=rpc.wait_for_ready)
@@ -350,7 +345,7 @@ class AsyncClient:
         self._channel: grpc.aio.Channel | None = None
         tls = known_tls(self._coordinator)
         if not self._coordinator.has_tls or tls is not None:
-            self._channel = async_channel(self._coordinator, tls)
+            self._channel = open_channel(grpc.aio, self._coordinator, tls)
 
     async def __aenter__(self) -> Self:
         return self
@@ -381,7 +376,7 @@ class AsyncClient:
         """Return the channel, creating it if needed. Raise the errors of fetch_tls()."""
         if self._channel is None:
             tls = await asyncio.to_thread(fetch_tls, self._coordinator, timeout_s, waits=waits)
-            self._channel = self._channel or async_channel(self._coordinator, tls)
+            self._channel = self._channel or open_channel(grpc.aio, self._coordinator, tls)
         return self._channel
 
     async def invoke(self, rpc: Rpc[T]) -> T:

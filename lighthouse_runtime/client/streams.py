@@ -221,8 +221,8 @@ class SyncStream(Generic[S, M]):
             self._error = e
             return
         # gRPC reads the messages on a thread, which must stop when the stream closes, whichever side closes it.
-        if not self._call.add_callback(self._send_no_more):
-            self._send_no_more()
+        if not self._call.add_callback(self.end):
+            self.end()
 
     def on_failure(self, failed: Callable[[LighthouseError], None]) -> None:
         """Call `failed` with the error if the stream fails, before the iteration raises the error."""
@@ -277,9 +277,6 @@ class SyncStream(Generic[S, M]):
 
     def end(self) -> None:
         """Send queued messages, then close the sending side. The server then closes the stream."""
-        self._outbox.put(None)
-
-    def _send_no_more(self) -> None:
         self._outbox.put(None)
 
     def __iter__(self) -> Self:

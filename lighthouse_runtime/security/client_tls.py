@@ -17,7 +17,6 @@ import os
 import select
 import socket
 import ssl
-import threading
 import time
 from collections.abc import Generator, Mapping
 from dataclasses import dataclass, field
@@ -150,7 +149,6 @@ RETRY_S = 0.2
 MAX_RETRY_S = 1.0
 
 _roots: dict[str, bytes] = {}  # CA certificates as PEM, by pin; never outdated, since a pin identifies one certificate
-_lock = threading.Lock()
 
 
 def fetch_roots(coordinator: Coordinator, timeout_s: float, *, waits: bool = False) -> bytes:
@@ -172,12 +170,9 @@ def _fetch(coordinator: Coordinator, ends_at: float) -> bytes:
     error: Unreachable = Unreachable(f"{coordinator} is unreachable: no time was left to connect")
     for address in coordinator.addresses:
         try:
-            roots = _fetch_from(address, coordinator.ca_pin, ends_at)
+            return _roots.setdefault(coordinator.ca_pin, _fetch_from(address, coordinator.ca_pin, ends_at))
         except Unreachable as e:
             error = e
-            continue
-        with _lock:
-            return _roots.setdefault(coordinator.ca_pin, roots)
     raise error
 
 

@@ -10,7 +10,7 @@ import os
 import re
 import socket
 import time
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from lighthouse_protocol.coordinator import Coordinator
@@ -47,12 +47,7 @@ def write_serving_file(port: int, serving: Serving | None) -> None:
         path.unlink(missing_ok=True)
         return
     make_private(path.parent)
-    content = {
-        "ca_pin": serving.ca_pin,
-        "credentials": str(serving.credentials),
-        "has_own_pki": serving.has_own_pki,
-    }
-    write_private(path, (json.dumps(content) + "\n").encode())
+    write_private(path, (json.dumps(asdict(serving), default=str) + "\n").encode())
 
 
 def read_serving_file(port: int) -> Serving | None:

@@ -46,22 +46,18 @@ class OutputGate:
 
         While `refusal` returns an error, calls are refused with that error and nothing is sent.
         """
-        self._refusal = refusal
+        self.refusal = refusal
         self._queue: deque[Callable[[], None] | _Hold] = deque()
         self._waiting: set[asyncio.Future[None]] = set()
 
     @property
     def is_open(self) -> bool:
         """True if calls are accepted now."""
-        return self._refusal() is None
-
-    def refusal(self) -> LighthouseError | None:
-        """Return the error with which calls are refused now, or None if they are accepted."""
-        return self._refusal()
+        return self.refusal() is None
 
     def check(self) -> None:
         """Raise the error of refusal() if calls are refused now."""
-        if (refusal := self._refusal()) is not None:
+        if (refusal := self.refusal()) is not None:
             raise refusal
 
     def hold(self) -> Callable[[], None]:
@@ -82,7 +78,7 @@ class OutputGate:
         """
         if self._queue:
             self._queue.append(callback)
-        elif self._refusal() is None:
+        elif self.refusal() is None:
             callback()
 
     async def wait_delivered(self) -> None:
@@ -116,7 +112,7 @@ class OutputGate:
                 if not first.is_released:
                     return
                 self._queue.popleft()
-            elif self._refusal() is not None:
+            elif self.refusal() is not None:
                 return  # the queue will be dropped as soon as the loop gets to it
             else:
                 self._queue.popleft()
@@ -220,7 +216,7 @@ class Sender:
             self._note_cancelled()
             return None
         except grpc.aio.BaseError:
-            self._lose()
+            self.mark_broken()
             return None
         finally:
             self._is_reading = False
@@ -234,10 +230,6 @@ class Sender:
                 self.end(e)
                 return None
         return body
-
-    def mark_broken(self) -> None:
-        """Mark the stream as broken. The server calls this when the task that serves the stream is cancelled."""
-        self._lose()
 
     async def finish(self) -> None:
         """Close the stream and flush queued messages for up to FLUSH_S seconds.
@@ -266,7 +258,7 @@ class Sender:
         try:
             await self._outbox.run()
         except grpc.aio.BaseError:
-            self._lose()
+            self.mark_broken()
         except TimeoutError:
             self.error = LimitReached(f"a large message was not read within {LARGE_WRITTEN_WITHIN_S:g} s; read faster")
             self._outbox.clear()
@@ -275,11 +267,12 @@ class Sender:
     def _note_cancelled(self) -> None:
         # Either our own end() or a lost peer cancelled the task; `ending` is the reason.
         if self.ending is None:
-            self._lose()
+            self.mark_broken()
         while self._server is not None and self._server.cancelling():
             self._server.uncancel()
 
-    def _lose(self) -> None:
+    def mark_broken(self) -> None:
+        """Mark the stream as broken. The server calls this when the task that serves the stream is cancelled."""
         self._is_lost = True
         self._set_ending(Ending.BROKEN)
 

@@ -3,13 +3,11 @@
 import json
 import socket
 import ssl
-import urllib.error
-import urllib.request
 from pathlib import Path
-from typing import Any
 
 from lighthouse_protocol.coordinator import Coordinator, TlsFiles, parse_coordinator
 from lighthouse_runtime.client.clients import LighthouseClient
+from tests.daemons.secured import OverTls
 from tests.own_pki import Pair, Pki
 from tests.processes import LOCALHOST, Lighthouse
 
@@ -27,7 +25,7 @@ GROUP_A = "spiffe://example.org/train/llm/a"
 WORKER = "node-1.workers.example.org"
 
 
-class Site:
+class Site(OverTls):
     """A lighthouse, and the CA of all certificates."""
 
     def __init__(self, folder: Path, *more: str) -> None:
@@ -35,7 +33,7 @@ class Site:
         self.server = self.pki.issue("server", *SERVER)
         self.identities = folder / "identities.toml"
         self.identities.write_text(IDENTITIES)
-        self.folder = folder / "credentials"
+        credentials = folder / "credentials"
         self.client_ca = folder / "clients.pem"
         self.client_ca.write_bytes(self.pki.ca.read_bytes())
         options = {
@@ -43,9 +41,9 @@ class Site:
             "--tls-key": self.server.key,
             "--tls-client-ca": self.client_ca,
             "--tls-identities": self.identities,
-            "--credentials": self.folder,
+            "--credentials": credentials,
         }
-        self.lighthouse = Lighthouse(*(str(part) for pair in options.items() for part in pair), *more)
+        super().__init__(Lighthouse(*(str(part) for pair in options.items() for part in pair), *more), credentials)
 
     def at(self, files: TlsFiles, host: str = "localhost") -> Coordinator:
         return parse_coordinator(f"{host}:{self.lighthouse.port}").with_files(files)
@@ -57,38 +55,21 @@ class Site:
     def address(self) -> str:
         return f"localhost:{self.lighthouse.port}"
 
-    @property
-    def audit(self) -> list[dict[str, Any]]:
-        """Its file is there from the first entry on."""
-        paths = (self.folder.parent / name for name in ("audit.jsonl", "audit.refused.jsonl"))
-        lines = (line for path in paths if path.exists() for line in path.read_text().splitlines())
-        return sorted(map(json.loads, lines), key=lambda entry: entry["time"])
-
-    def get(self, path: str, client: Pair | None = None) -> tuple[int, str]:
-        return self._ask(urllib.request.Request(self._url(path)), client)
+    def get(self, path: str, client: Pair | None = None, **headers: str) -> tuple[int, str]:
+        return self.ask(path, None, headers, self._context(client))
 
     def post(self, path: str, body: object, client: Pair, **headers: str) -> tuple[int, str]:
-        given = {"Content-Type": "application/json"} | headers
-        return self._ask(urllib.request.Request(self._url(path), json.dumps(body).encode(), given), client)
+        return self.ask(path, json.dumps(body).encode(), headers, self._context(client))
 
-    def _url(self, path: str) -> str:
-        return f"https://localhost:{self.lighthouse.http_port}{path}"
-
-    def _ask(self, request: urllib.request.Request, client: Pair | None) -> tuple[int, str]:
+    def _context(self, client: Pair | None = None) -> ssl.SSLContext:
         context = ssl.create_default_context(cafile=self.pki.ca)
         if client is not None:
             context.load_cert_chain(client.cert, client.key)
-        handlers = (urllib.request.ProxyHandler({}), urllib.request.HTTPSHandler(context=context))
-        try:
-            with urllib.request.build_opener(*handlers).open(request, timeout=60) as answer:
-                return answer.status, answer.read().decode()
-        except urllib.error.HTTPError as e:
-            with e:
-                return e.code, e.read().decode()
+        return context
 
     def serial(self, port: int) -> int:
         """Of the certificate that a new connection is shown."""
-        context = ssl.create_default_context(cafile=self.pki.ca)
+        context = self._context()
         context.set_alpn_protocols(["h2", "http/1.1"])
         with socket.create_connection((LOCALHOST, port), 60) as raw:
             with context.wrap_socket(raw, server_hostname="localhost") as tls:

@@ -24,12 +24,40 @@ CALLS_OF_A_RANK: dict[str, Callable[[Any], Any]] = {
 EVERYWHERE = ("--bind", "[::]:0", "--http", "[::]:0")
 
 
-class Secured:
-    """A lighthouse on all addresses, and its credentials."""
+class OverTls:
+    """A lighthouse that is asked over HTTPS, and what it has noted of its callers."""
+
+    cookie = ""
 
     def __init__(self, lighthouse: Lighthouse, folder: Path) -> None:
         self.lighthouse = lighthouse
         self.folder = folder
+
+    @property
+    def audit(self) -> list[dict[str, Any]]:
+        """Its file is there from the first entry on."""
+        paths = (self.folder.parent / name for name in ("audit.jsonl", "audit.refused.jsonl"))
+        lines = (line for path in paths if path.exists() for line in path.read_text().splitlines())
+        return sorted(map(json.loads, lines), key=lambda entry: entry["time"])
+
+    def ask(self, path: str, body: bytes | None, headers: dict[str, str], context: ssl.SSLContext) -> tuple[int, str]:
+        given = headers if body is None else {"Content-Type": "application/json"} | headers
+        request = urllib.request.Request(f"https://localhost:{self.lighthouse.http_port}{path}", body, given)
+        handlers = (urllib.request.ProxyHandler({}), urllib.request.HTTPSHandler(context=context))
+        try:
+            with urllib.request.build_opener(*handlers).open(request, timeout=60) as answer:
+                self.cookie = answer.headers.get("Set-Cookie", "")
+                return answer.status, answer.read().decode()
+        except urllib.error.HTTPError as e:
+            with e:
+                return e.code, e.read().decode()
+
+
+class Secured(OverTls):
+    """A lighthouse on all addresses, and its credentials."""
+
+    def __init__(self, lighthouse: Lighthouse, folder: Path) -> None:
+        super().__init__(lighthouse, folder)
         self.pin = load_or_make(folder, ()).ca_pin
 
     def coordinator(self, role: Role | None, host: str = LOCALHOST) -> Coordinator:
@@ -40,32 +68,15 @@ class Secured:
     def join_string(self, role: Role, host: str = LOCALHOST) -> str:
         return self.coordinator(role, host).join_string()
 
-    @property
-    def audit(self) -> list[dict[str, Any]]:
-        paths = (self.folder.parent / name for name in ("audit.jsonl", "audit.refused.jsonl"))
-        lines = (line for path in paths if path.exists() for line in path.read_text().splitlines())
-        return sorted(map(json.loads, lines), key=lambda entry: entry["time"])
-
     def get(self, path: str, token: str = "", **headers: str) -> tuple[int, str]:
-        return self.ask(urllib.request.Request(self._url(path), headers=headers | _bearer(token)))
+        return self.ask(path, None, headers | _bearer(token), self._context())
 
-    def post(self, path: str, body: object, **headers: str) -> tuple[int, str]:
-        given = {"Content-Type": "application/json"} | headers
-        return self.ask(urllib.request.Request(self._url(path), json.dumps(body).encode(), given))
+    def post(self, path: str, body: object, token: str = "", **headers: str) -> tuple[int, str]:
+        sent = body if isinstance(body, bytes) else json.dumps(body).encode()
+        return self.ask(path, sent, headers | _bearer(token), self._context())
 
-    def ask(self, request: urllib.request.Request) -> tuple[int, str]:
-        context = ssl.create_default_context(cadata=(self.folder / "ca.pem").read_text())
-        handlers = (urllib.request.ProxyHandler({}), urllib.request.HTTPSHandler(context=context))
-        try:
-            with urllib.request.build_opener(*handlers).open(request, timeout=60) as answer:
-                self.cookie = answer.headers.get("Set-Cookie", "")
-                return answer.status, answer.read().decode()
-        except urllib.error.HTTPError as e:
-            with e:
-                return e.code, e.read().decode()
-
-    def _url(self, path: str) -> str:
-        return f"https://localhost:{self.lighthouse.http_port}{path}"
+    def _context(self) -> ssl.SSLContext:
+        return ssl.create_default_context(cadata=(self.folder / "ca.pem").read_text())
 
 
 def _bearer(token: str) -> dict[str, str]:

@@ -12,7 +12,6 @@ import json
 import re
 import subprocess
 import sys
-import urllib.request
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
@@ -52,7 +51,6 @@ from lighthouse_protocol.rank_set import RankSet
 from lighthouse_protocol.refusals import LighthouseError, LimitReached, NotPermitted
 from lighthouse_protocol.rules.access import Role
 from lighthouse_runtime.client.clients import AsyncLighthouseClient, AsyncManagerClient, LighthouseClient, ManagerClient
-from lighthouse_runtime.security.credentials import Tokens
 from tests.daemons.secured import CALLS_OF_A_RANK, EVERYWHERE, Secured
 from tests.processes import LIGHTHOUSE_CODE, PATIENCE_S, ROOT, Lighthouse, Manager, run_cli
 
@@ -343,8 +341,7 @@ class TestIdentity:
     def test_c4_a_rank_is_its_managers(self, secured: Secured, manager: Manager, attacker: Attacker, call: str) -> None:
         """Neither with a token of the lighthouse."""
         act = {**CALLS_OF_A_RANK, "Watch": lambda client: next(client.watch(WatchHello(0, "of a stranger")))}[call]
-        tokens = [Tokens.read(secured.folder).newest(attacker.role)] if attacker.role else []
-        for secret in (attacker.secret, *tokens):
+        for secret in {attacker.secret, secured.coordinator(attacker.role).token}:
             with ManagerClient(manager.address, secret) as stranger, pytest.raises(NotPermitted) as refused:
                 act(stranger)
             assert MANAGER_SECRET_VARIABLE in str(refused.value), "the remedy"
@@ -397,7 +394,7 @@ class TestSecrets:
                     except NotPermitted:
                         assert attacker.role is None
                 assert isinstance(await refusal(theirs.incident(found[0].id)), NotPermitted)
-        token = Tokens.read(secured.folder).newest(attacker.role) if attacker.role else ""
+        token = secured.coordinator(attacker.role).token
         for path in ("/status", "/metrics", f"/incidents/{found[0].id}"):
             code, body = await asyncio.to_thread(secured.get, path, token)
             assert OUTPUT not in body
@@ -405,7 +402,7 @@ class TestSecrets:
 
     async def test_h6_to_be_local_grants_nothing(self, secured: Secured, attacker: Attacker) -> None:
         """All of these come from the loopback, as what a forwarder passes on does."""
-        token = Tokens.read(secured.folder).newest(attacker.role) if attacker.role else ""
+        token = secured.coordinator(attacker.role).token
         code, said = await asyncio.to_thread(secured.get, "/control", token)
         assert (code, json.loads(said)["may_act"]) == (200, False)
 
@@ -468,7 +465,7 @@ class TestText:
         async with at(secured, attacker, job) as client, client.session() as session:
             answers = await told(session, hello("x", THEIRS), Heartbeat(1, progress=view), Heartbeat(2, progress=view))
             assert attacker.is_member or is_denied(answers[-1], attacker)
-            view_token = Tokens.read(secured.folder).newest(Role.VIEW)
+            view_token = secured.coordinator(Role.VIEW).token
             _, status = await asyncio.to_thread(secured.get, "/status", view_token)
             json.loads(status, parse_constant=not_json)
             _, metrics = await asyncio.to_thread(secured.get, "/metrics", view_token)
@@ -490,12 +487,9 @@ class TestText:
 
     async def test_low_a_body_that_is_no_order_is_refused(self, secured: Secured, attacker: Attacker) -> None:
         """Deep JSON, and half a character, were a traceback."""
-        token = Tokens.read(secured.folder).newest(attacker.role) if attacker.role else ""
-        url = f"https://localhost:{secured.lighthouse.http_port}/kill"
-        headers = {"Content-Type": "application/json"} | ({"Authorization": f"Bearer {token}"} if token else {})
+        token = secured.coordinator(attacker.role).token
         for body in (b"[" * 50_000, b'{"job": "default", "replica_id": "\\ud800", "reason": ""}'):
-            request = urllib.request.Request(url, body, headers)
-            code, _ = await asyncio.to_thread(secured.ask, request)
+            code, _ = await asyncio.to_thread(secured.post, "/kill", body, token)
             assert 400 <= code < 500
         assert "Traceback" not in secured.lighthouse.log()
 

@@ -27,6 +27,14 @@ def not_good(findings: list[tuple[str, str, str]]) -> list[tuple[str, str, str]]
     return [finding for finding in findings if finding[1] != "ok"]
 
 
+def failure(lighthouse: str, *options: str) -> tuple[str, str]:
+    """Check and text of the only finding that is not good."""
+    status, findings = examine(lighthouse, *options)
+    [(check, level, text)] = not_good(findings)
+    assert (status, level) == (1, "fail")
+    return check, text
+
+
 def test_a_lighthouse_with_a_manager_is_healthy(tmp_path: Path) -> None:
     journal = ("--journal", str(tmp_path / "j.sqlite"))
     with Lighthouse(*journal) as lighthouse, Manager(lighthouse.address):
@@ -55,31 +63,26 @@ def test_a_job_that_has_not_started_is_no_failure(tmp_path: Path) -> None:
 def test_a_dead_port_fails() -> None:
     with socket.socket() as taken:  # bound, and nothing listens
         taken.bind((LOCALHOST, 0))
-        status, findings = examine(f"{LOCALHOST}:{taken.getsockname()[1]}")
-    [(check, level, text)] = not_good(findings)
-    assert (status, check, level) == (1, "address", "fail")
+        check, text = failure(f"{LOCALHOST}:{taken.getsockname()[1]}")
+    assert check == "address"
     assert "connection refused; is it running at this address?" in text
 
 
 def test_what_accepts_connections_and_says_nothing_fails_by_its_deadline() -> None:
     with socket.create_server((LOCALHOST, 0)) as mute:
-        status, findings = examine(f"{LOCALHOST}:{mute.getsockname()[1]}", "--timeout", "1s")
-    [(check, level, _)] = not_good(findings)
-    assert (status, check, level) == (1, "lighthouse", "fail")
+        assert failure(f"{LOCALHOST}:{mute.getsockname()[1]}", "--timeout", "1s")[0] == "lighthouse"
 
 
 def test_the_http_port_is_named_as_such(lighthouse: Lighthouse) -> None:
-    status, findings = examine(f"{LOCALHOST}:{lighthouse.http_port}")
-    [(check, level, text)] = not_good(findings)
-    assert (status, check, level) == (1, "lighthouse", "fail")
+    check, text = failure(f"{LOCALHOST}:{lighthouse.http_port}")
+    assert check == "lighthouse"
     assert "an HTTP port, not a gRPC port" in text
 
 
 def test_the_port_of_a_manager_is_named_as_such(lighthouse: Lighthouse) -> None:
     with Manager(lighthouse.address) as manager:
-        status, findings = examine(manager.address)
-    [(check, level, text)] = not_good(findings)
-    assert (status, check, level) == (1, "lighthouse", "fail")
+        check, text = failure(manager.address)
+    assert check == "lighthouse"
     assert "a manager's port instead of a lighthouse's" in text
 
 
@@ -101,18 +104,13 @@ def test_over_tls_it_tells_certificate_and_role_and_a_wrong_pin_with_its_remedy(
         secured = Secured(lighthouse, folder)
         right = secured.join_string(Role.VIEW)
         status, findings = examine(right)
-        wrong_status, wrong = examine(right.replace(secured.pin, "0" * 64))
-        no_status, no_token = examine(right.replace("lhv_", "lhv_x"))
+        wrong, no_token = (failure(right.replace(*to)) for to in ((secured.pin, "0" * 64), ("lhv_", "lhv_x")))
     assert status == 0
     assert ("tls", "ok", "the lighthouse's certificate is trusted by the pin of the join string") in findings
     assert any(check == "tls" and "valid for 90 more days" in text for check, _, text in findings)
     assert any(check == "token" and text.startswith("a token of role view is accepted") for check, _, text in findings)
-    [(check, level, text)] = not_good(wrong)
-    assert (wrong_status, check, level) == (1, "tls", "fail")
-    assert "run `lighthouse token --port " in text
-    [(check, level, text)] = not_good(no_token)
-    assert (no_status, check, level) == (1, "token", "fail")
-    assert "run `lighthouse token view --port " in text
+    assert (wrong[0], "run `lighthouse token --port " in wrong[1]) == ("tls", True)
+    assert (no_token[0], "run `lighthouse token view --port " in no_token[1]) == ("token", True)
 
 
 @pytest.mark.parametrize("options", [("--help",), ("--format", "json", "--lighthouse", f"{LOCALHOST}:1")])

@@ -2,22 +2,20 @@
 
 from pathlib import Path
 
-from lighthouse_protocol.coordinator import Coordinator
-from lighthouse_protocol.identity import Address
 from lighthouse_protocol.rules.access import Role
 from lighthouse_runtime.security.credentials import Tokens, load_or_make
 from tests.daemons.groups import training
-from tests.processes import LIGHTHOUSE_CODE, LOCALHOST, Lighthouse, eventually, run_cli
+from tests.daemons.secured import EVERYWHERE, Secured
+from tests.processes import LIGHTHOUSE_CODE, Lighthouse, eventually, run_cli
 
 ROUNDS = 4
 
 
 def test_no_step_is_lost_while_certificates_and_tokens_rotate(tmp_path: Path) -> None:
     folder = tmp_path / "credentials"
-    with Lighthouse("--bind", "[::]:0", "--http", "[::]:0", "--credentials", str(folder)) as lighthouse:
-        pin, first = load_or_make(folder, ()).ca_pin, Tokens.read(folder)
-        joins = Coordinator((Address(LOCALHOST, lighthouse.port),), pin, first.newest(Role.JOIN)).join_string()
-        with training(joins, "rotates", "ab", step_s=0.02) as groups:
+    with Lighthouse(*EVERYWHERE, "--credentials", str(folder)) as lighthouse:
+        joins = Secured(lighthouse, folder).coordinator(Role.JOIN)
+        with training(joins.join_string(), "rotates", "ab", step_s=0.02) as groups:
             [quorum_id] = {quorum_id for group in groups for _, quorum_id in group.commits[-2:]}
             began_at = [group.commits[-1][0] for group in groups]
             for _ in range(ROUNDS):
@@ -28,7 +26,7 @@ def test_no_step_is_lost_while_certificates_and_tokens_rotate(tmp_path: Path) ->
                     said = run_cli(LIGHTHOUSE_CODE, "token", "rotate", role, "--credentials", str(folder))
                     assert said.returncode == 0, said.stderr
                 eventually(lambda seen=seen: len(groups[0].commits) > seen + 20, "steps go on")
-            assert first.newest(Role.JOIN) not in Tokens.read(folder).all(), "the managers' own token is gone by now"
+            assert joins.token not in Tokens.read(folder).all(), "the managers' own token is gone by now"
             assert [group.discards for group in groups] == [0, 0]
             for group, began in zip(groups, began_at, strict=True):
                 steps = [step for step, _ in group.commits if step >= began]

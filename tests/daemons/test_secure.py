@@ -58,7 +58,7 @@ def secured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Secured]:
 def raw_status(coordinator: Coordinator, path: str) -> grpc.StatusCode:
     """How a call of that path with nothing in it ends. A stream is ended at once."""
     metadata = (("authorization", f"Bearer {coordinator.token}"),) if coordinator.token else ()
-    with connection.sync_channel(coordinator, fetch_tls(coordinator, 20)) as opened:
+    with connection.open_channel(grpc, coordinator, fetch_tls(coordinator, 20)) as opened:
         try:
             if path.rpartition("/")[2] in ("Session", "Rank", "Supervise"):
                 for _ in opened.stream_stream(path)(iter(()), metadata=metadata, timeout=20):

@@ -5,7 +5,6 @@ import json
 import random
 import time
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
@@ -44,8 +43,7 @@ def test_a_lighthouse_whose_host_vanishes_and_is_back_costs_no_step(tmp_path: Pa
     """Its old connections end nowhere; nothing says so."""
     options = ("--lease", f"{lease_s:g}s", "--journal", str(tmp_path / "journal"))
     with Lighthouse(*options) as first, DeafProxy(first.port) as proxy:
-        seen = SimpleNamespace(address=proxy.address)
-        with training(seen, "default", "ab") as groups:  # pyright: ignore[reportArgumentType]
+        with training(proxy.address, "default", "ab") as groups:
             discards = [group.discards for group in groups]
             quorum_id = groups[0].commits[-1][1]
             proxy.hush()
@@ -65,8 +63,7 @@ def test_a_lighthouse_whose_host_vanishes_and_is_back_costs_no_step(tmp_path: Pa
 def test_a_group_whose_connection_falls_silent_is_back_within_seconds() -> None:
     """The lighthouse takes it for lost, as its host may be gone; its manager does not wait out the lease."""
     with Lighthouse("--lease", "30s") as lighthouse, DeafProxy(lighthouse.port) as proxy:
-        seen = SimpleNamespace(address=proxy.address)
-        with training(seen, "default", "abc") as groups:  # pyright: ignore[reportArgumentType]
+        with training(proxy.address, "default", "abc") as groups:
             discards = sum(group.discards for group in groups)
             proxy.hush_first(1)
             assert longest_gap_s(groups, 10.0) < WITHIN_S
@@ -94,8 +91,7 @@ def cut_for(proxy: DeafProxy, for_s: float) -> None:
 )
 def test_a_network_that_cuts_all_connections_costs_nothing(names: str, cuts_s: tuple[float, ...]) -> None:
     with Lighthouse() as lighthouse, DeafProxy(lighthouse.port) as proxy:
-        seen = SimpleNamespace(address=proxy.address)
-        with training(seen, "default", names) as groups:  # pyright: ignore[reportArgumentType]
+        with training(proxy.address, "default", names) as groups:
             quorum_id = groups[0].commits[-1][1]
             for cut_s in cuts_s:
                 connections = proxy.connections

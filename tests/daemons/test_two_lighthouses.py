@@ -60,6 +60,13 @@ def pair(etcd: EtcdCluster) -> Iterator[tuple[Lighthouse, Lighthouse]]:
             yield leader, follower
 
 
+def first_to_lead(*lighthouses: Lighthouse) -> Lighthouse:
+    def found() -> list[Lighthouse]:
+        return [lighthouse for lighthouse in lighthouses if "this lighthouse leads" in lighthouse.log()]
+
+    return eventually(found, "one of them leads")[0]
+
+
 def test_a_follower_refuses_each_call_and_names_the_leader(pair: tuple[Lighthouse, Lighthouse]) -> None:
     leader, follower = pair
     with grpc.insecure_channel(follower.address) as channel:
@@ -144,8 +151,7 @@ def test_what_the_old_leader_has_written_down_the_new_one_has(etcd: EtcdCluster)
     """Keys of a run, which are durable when the call returns."""
     first, second = (Lighthouse("--store", etcd.store("records")) for _ in range(2))
     with together(first, second):
-        eventually(lambda: "this lighthouse leads" in first.log() + second.log())
-        leader, other = (first, second) if "this lighthouse leads" in first.log() else (second, first)
+        leader = first_to_lead(first, second)
         with LighthouseClient(f"{first.address},{second.address}", run="r") as client:
             client.runs(timeout_s=20)  # finds the leader
             with client.rank() as stream:
@@ -157,14 +163,13 @@ def test_what_the_old_leader_has_written_down_the_new_one_has(etcd: EtcdCluster)
             leader.kill()
             generation, keys = client.get_keys(timeout_s=20)
             assert (generation, keys[KeyKind.ITERATION, "k"]) == (0, b"v")
-            assert client.address == other.address
+            assert client.address == (second if leader is first else first).address
 
 
 def test_a_supervisor_goes_on_under_the_next_leader_and_hears_the_stop_from_it(etcd: EtcdCluster) -> None:
     first, second = (Lighthouse("--store", etcd.store("supervisor")) for _ in range(2))
     with together(first, second):
-        eventually(lambda: "this lighthouse leads" in first.log() + second.log())
-        leader = first if "this lighthouse leads" in first.log() else second
+        leader = first_to_lead(first, second)
         addresses = f"{first.address},{second.address}"
         with Supervisor(addresses, "--run-id", "r", command=SLEEP) as supervisor:
             runs(supervisor, 1)
@@ -193,9 +198,9 @@ def test_one_name_with_two_addresses(etcd: EtcdCluster, tmp_path: Path) -> None:
     places = [("--bind", f"127.0.0.{i}:{port}", "--http", f"127.0.0.{i}:0") for i in (2, 3)]
     first, second = (Lighthouse("--store", etcd.store("name"), *place) for place in places)
     with together(first, second):
-        eventually(lambda: "this lighthouse leads" in first.log() + second.log())
+        leader = first_to_lead(first, second)
         assert ask("pair") == 0
-        (first if "this lighthouse leads" in first.log() else second).kill()
+        leader.kill()
         assert ask("pair") == 0
         assert ask("localhost") == 1
 

@@ -21,6 +21,7 @@ from .tools import DEPLOY, REPOSITORY, STOP_S, run, tool, yaml_documents
 from .training import Training
 
 JOB = DEPLOY / "kubernetes" / "replica-groups.yaml"
+PATH = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
 
 
 def render() -> str:
@@ -34,13 +35,26 @@ def objects() -> list[dict[str, Any]]:
     return yaml_documents(render())
 
 
-def job() -> dict[str, Any]:
-    (found,) = (found["spec"] for found in objects() if found["kind"] == "Job")
+def of_kind(kind: str) -> dict[str, dict[str, Any]]:
+    """By name."""
+    return {found["metadata"]["name"]: found for found in objects() if found["kind"] == kind}
+
+
+def the(kind: str) -> dict[str, Any]:
+    (found,) = of_kind(kind).values()
     return found
 
 
+def job() -> dict[str, Any]:
+    return the("Job")["spec"]
+
+
+def templates() -> list[dict[str, Any]]:
+    return [found["spec"]["template"] for found in objects() if "template" in found.get("spec", {})]
+
+
 def pods() -> list[dict[str, Any]]:
-    return [found["spec"]["template"]["spec"] for found in objects() if "template" in found.get("spec", {})]
+    return [template["spec"] for template in templates()]
 
 
 def containers() -> list[dict[str, Any]]:
@@ -67,34 +81,23 @@ def selects(labels: dict[str, str], template: dict[str, Any]) -> bool:
 
 
 def test_policies_and_the_budget_are_about_pods_that_there_are() -> None:
-    templates = [found["spec"]["template"] for found in objects() if "template" in found.get("spec", {})]
-    for found in objects():
-        if found["kind"] == "NetworkPolicy":
-            assert found["spec"]["policyTypes"] == ["Ingress", "Egress"]
-            wanted = [
-                found["spec"]["podSelector"],
-                *(
-                    peer["podSelector"]
-                    for rule in [*found["spec"]["ingress"], *found["spec"]["egress"]]
-                    for peer in [*rule.get("from", []), *rule.get("to", [])]
-                    if "podSelector" in peer
-                ),
-            ]
-        elif found["kind"] == "PodDisruptionBudget":
-            assert found["spec"]["maxUnavailable"] == 1
-            wanted = [found["spec"]["selector"]]
-        else:
-            continue
-        for selector in wanted:
-            assert any(selects(selector["matchLabels"], template) for template in templates), selector
+    budget = the("PodDisruptionBudget")["spec"]
+    assert budget["maxUnavailable"] == 1
+    wanted = [budget["selector"]]
+    for found in of_kind("NetworkPolicy").values():
+        policy = found["spec"]
+        assert policy["policyTypes"] == ["Ingress", "Egress"]
+        rules = [*policy["ingress"], *policy["egress"]]
+        peers = [peer for rule in rules for peer in [*rule.get("from", []), *rule.get("to", [])]]
+        wanted += [policy["podSelector"], *(peer["podSelector"] for peer in peers if "podSelector" in peer)]
+    for selector in wanted:
+        assert any(selects(selector["matchLabels"], template) for template in templates()), selector
 
 
 def test_replica_groups_reach_the_lighthouse_and_prometheus_reaches_both() -> None:
-    policies = {
-        found["metadata"]["name"]: found["spec"]["ingress"] for found in objects() if found["kind"] == "NetworkPolicy"
-    }
     opened = {
-        name: [[port["port"] for port in rule.get("ports", [])] for rule in rules] for name, rules in policies.items()
+        name: [[port["port"] for port in rule.get("ports", [])] for rule in policy["spec"]["ingress"]]
+        for name, policy in of_kind("NetworkPolicy").items()
     }
     assert opened == {"lighthouse": [["grpc"], ["http"]], "replica-groups": [[], [29512], [29511]]}
 
@@ -118,22 +121,22 @@ def opened(rules: list[dict[str, Any]], side: str, peer: str) -> set[int | str]:
     ],
 )
 def test_what_one_side_of_a_connection_may_the_other_may(source: str, target: str, ports: set[int | str]) -> None:
-    policies = {found["metadata"]["name"]: found["spec"] for found in objects() if found["kind"] == "NetworkPolicy"}
+    policies = of_kind("NetworkPolicy")
     named = {"grpc": 29510, "http": 29511}
-    assert opened(policies[source]["egress"], "to", target) == ports
-    assert {named.get(str(port), port) for port in opened(policies[target]["ingress"], "from", source)} == ports
+    assert opened(policies[source]["spec"]["egress"], "to", target) == ports
+    assert {named.get(str(port), port) for port in opened(policies[target]["spec"]["ingress"], "from", source)} == ports
 
 
 @pytest.mark.parametrize(("name", "more"), [("lighthouse", []), ("replica-groups", [443])])
 def test_what_pods_reach_anywhere(name: str, more: list[int]) -> None:
-    (policy,) = (f for f in objects() if f["kind"] == "NetworkPolicy" and f["metadata"]["name"] == name)
-    anywhere = [rule["ports"] for rule in policy["spec"]["egress"] if "to" not in rule]
+    rules = of_kind("NetworkPolicy")[name]["spec"]["egress"]
+    anywhere = [rule["ports"] for rule in rules if "to" not in rule]
     assert anywhere == [[{"port": 53, "protocol": "UDP"}, {"port": 53}], *([{"port": port}] for port in more)]
 
 
 def test_the_service_monitor_finds_the_service_and_its_port() -> None:
     (monitor,) = yaml_documents((JOB.parent / "monitoring" / "service-monitor.yaml").read_text())
-    (service,) = (found for found in objects() if found["kind"] == "Service")
+    service = the("Service")
     assert selects(monitor["spec"]["selector"]["matchLabels"], service)
     (endpoint,) = monitor["spec"]["endpoints"]
     assert endpoint["port"] in {port["name"] for port in service["spec"]["ports"]}
@@ -183,6 +186,13 @@ def test_the_hosts_of_a_group_find_each_other(path: Path, tmp_path: Path) -> Non
         training.started("0", "0")  # the ranks start once all hosts of their group are there
 
 
+def of_the_supervisor(container: dict[str, Any], training: Training) -> list[str]:
+    """The words of its command."""
+    program, *words = (str(training.script) if word == "train.py" else word for word in container["command"])
+    assert program == "lighthouse-manager"
+    return words
+
+
 def on_host(
     container: dict[str, Any], host: int, head: str, lighthouse: str, training: Training
 ) -> tuple[list[str], dict[str, str]]:
@@ -191,12 +201,12 @@ def on_host(
     own = {"LIGHTHOUSE_MANAGER_NODE_RANK": str(host), "REPLICA_GROUP_ID": "0", "LIGHTHOUSE_MANAGER_RUN_ID": "r"}
     own |= {"LIGHTHOUSE_ADDRESS": lighthouse}  # from a secret
     environment = {entry["name"]: entry.get("value") or own[entry["name"]] for entry in container["env"]}
-    program, *words = (str(training.script) if word == "train.py" else word for word in container["command"])
-    assert program == "lighthouse-manager"
-    words = [re.sub(r"\$\((\w+)\)", lambda name: known[name[1]], word) for word in words]
+    words = [
+        re.sub(r"\$\((\w+)\)", lambda name: known[name[1]], word) for word in of_the_supervisor(container, training)
+    ]
     return [f"--head={head}" if word.startswith("--head=") else word for word in words], {
         **environment,
-        "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
+        "PATH": PATH,
         "LIGHTHOUSE_MANAGER_BIND": head if host == 0 else f"{LOCALHOST}:0",
         "LIGHTHOUSE_MANAGER_STORE": f"{LOCALHOST}:1",
         "LIGHTHOUSE_MANAGER_NPROC_PER_NODE": "1",
@@ -216,24 +226,20 @@ def test_the_schemas_bite(tmp_path: Path) -> None:
 
 
 def test_one_lighthouse_at_a_time() -> None:
-    (deployment,) = (found for found in objects() if found["kind"] == "Deployment")
-    assert deployment["spec"]["replicas"] == 1
-    assert deployment["spec"]["strategy"] == {"type": "Recreate"}
+    deployment = the("Deployment")["spec"]
+    assert (deployment["replicas"], deployment["strategy"]) == (1, {"type": "Recreate"})
 
 
 def test_the_service_leads_to_the_lighthouse() -> None:
-    (service,) = (found for found in objects() if found["kind"] == "Service")
-    (deployment,) = (found for found in objects() if found["kind"] == "Deployment")
-    template = deployment["spec"]["template"]
-    assert service["spec"]["selector"].items() <= template["metadata"]["labels"].items()
+    service, template = the("Service"), the("Deployment")["spec"]["template"]
+    assert selects(service["spec"]["selector"], template)
     named = {port["name"]: port["containerPort"] for port in template["spec"]["containers"][0]["ports"]}
     assert {port["targetPort"]: port["port"] for port in service["spec"]["ports"]} == named
     assert named == {"grpc": 29510, "http": 29511}
 
 
 def test_the_journal_outlives_the_pod() -> None:
-    (claim,) = (found for found in objects() if found["kind"] == "PersistentVolumeClaim")
-    (pod,) = (pod for pod in pods() if pod["containers"][0]["name"] == "lighthouse")
+    claim, pod = the("PersistentVolumeClaim"), the("Deployment")["spec"]["template"]["spec"]
     (volume,) = pod["volumes"]
     (mount,) = pod["containers"][0]["volumeMounts"]
     environment = {entry["name"]: entry.get("value") for entry in pod["containers"][0]["env"]}
@@ -250,8 +256,7 @@ def test_probes_of_the_lighthouse() -> None:
 
 
 def test_the_namespace_enforces_the_strictest_standard() -> None:
-    (namespace,) = (found for found in objects() if found["kind"] == "Namespace")
-    assert namespace["metadata"]["labels"]["pod-security.kubernetes.io/enforce"] == "restricted"
+    assert the("Namespace")["metadata"]["labels"]["pod-security.kubernetes.io/enforce"] == "restricted"
 
 
 def test_pods_meet_that_standard() -> None:
@@ -295,17 +300,15 @@ def answer(container: str, status: int) -> str:
 def pod(training: Training, lighthouse: str) -> Iterator[Process]:
     """The supervisor as the manifest runs it, but for its ports, its store and the path of the script."""
     (container,) = job()["template"]["spec"]["containers"]
-    program, *words = (str(training.script) if word == "train.py" else word for word in container["command"])
-    assert program == "lighthouse-manager"
     environment = {
         **{entry["name"]: entry.get("value", "0") for entry in container["env"]},
-        "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
+        "PATH": PATH,
         "LIGHTHOUSE_ADDRESS": lighthouse,
         "LIGHTHOUSE_MANAGER_BIND": f"{LOCALHOST}:0",
         "LIGHTHOUSE_MANAGER_HTTP": f"{LOCALHOST}:0",
         "LIGHTHOUSE_MANAGER_STORE": f"{LOCALHOST}:1",
     }
-    with Process(MANAGER_CODE, words, env=environment) as process:
+    with Process(MANAGER_CODE, of_the_supervisor(container, training), env=environment) as process:
         yield process
 
 

@@ -64,14 +64,9 @@ def test_every_kind_of_file_starts_a_daemon() -> None:
 
 
 @pytest.mark.parametrize("invocation", invocations(), ids=str)
-def test_the_command_line_takes_it(invocation: Invocation, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, value in invocation.environment.items():
-        monkeypatch.setenv(name, value)
-    parse(invocation.words)
-
-
-@pytest.mark.parametrize("invocation", invocations(), ids=str)
-def test_each_variable_is_an_option(invocation: Invocation, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_command_line_takes_it_and_each_variable_is_an_option(
+    invocation: Invocation, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for name, value in invocation.environment.items():
         monkeypatch.setenv(name, value)
     context = parse(invocation.words)

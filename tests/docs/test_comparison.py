@@ -33,5 +33,6 @@ def test_each_page_has_the_rows_of_the_table() -> None:
 
 
 def test_each_row_links_to_a_section_and_has_a_benchmark() -> None:
+    benchmarks = {row.benchmark for row in ROWS}
     assert {row.section for row in ROWS} <= SECTIONS
-    assert {row.benchmark for row in ROWS} == set(OPTIONS)
+    assert {path.stem for path in (REPOSITORY / "benchmarks").glob("*.py")} >= benchmarks >= set(OPTIONS)

@@ -30,8 +30,8 @@ SUSPECT = "c/1 behind in loader 310/625, a/0-1, b/0-1, c/0 waiting in all_reduce
 
 
 def group(name: str, host: int, step: int = 4210, **fields: object) -> MemberStatus:
-    made = member(name, step=step, address=f"http://node{host}:29512", start=f"{host}e8a41c7{host}")
-    return dataclasses.replace(made, **({"world_size": 2} | fields))  # pyright: ignore[reportArgumentType]
+    of = {"step": step, "address": f"http://node{host}:29512", "start": f"{host}e8a41c7{host}", "world_size": 2}
+    return dataclasses.replace(member(name), **(of | fields))  # pyright: ignore[reportArgumentType]
 
 
 def ranks(name: str, host: int) -> list[RankPlace]:
@@ -74,13 +74,14 @@ def incidents(now: float) -> tuple[IncidentSummary, ...]:
 
 
 def shown(now: float) -> JobStatus:
-    members = group("a", 1), group("b", 2, heartbeat_age_s=0.7), group("c", 3), group("e", 5, 0, state=MemberState.IDLE)
-    members = *members[:3], dataclasses.replace(members[3], is_participant=False, heartbeat_age_s=0.2, address="")
-    of = job(*members, name="llm-7b", quorum_id=60, explanation="3 of 4 groups")
-    everywhere = tuple(rank for host, name in enumerate("abc", start=1) for rank in ranks(name, host))
-    return dataclasses.replace(
-        of,
-        ranks=everywhere,
+    idle = {"state": MemberState.IDLE, "is_participant": False, "heartbeat_age_s": 0.2, "address": ""}
+    members = group("a", 1), group("b", 2, heartbeat_age_s=0.7), group("c", 3), group("e", 5, 0, **idle)
+    return job(
+        *members,
+        name="llm-7b",
+        quorum_id=60,
+        explanation="3 of 4 groups",
+        ranks=tuple(rank for host, name in enumerate("abc", start=1) for rank in ranks(name, host)),
         stall=SUSPECT,
         stall_s=74.0,
         timeline=timeline(now),

@@ -13,55 +13,38 @@ from lighthouse_protocol.messages.status import (
 )
 
 
-def member(
-    replica_id: str,
-    state: MemberState = MemberState.PARTICIPANT,
-    *,
-    is_participant: bool = True,
-    step: int = 7,
-    heartbeat_age_s: float = 0.4,
-    commit_failures: int = 0,
-    address: str = "http://host:29512",
-    start: str = "3f2b8c1e",
-) -> MemberStatus:
-    return MemberStatus(
+def member(replica_id: str, state: MemberState = MemberState.PARTICIPANT, **fields: object) -> MemberStatus:
+    made = MemberStatus(
         replica_id=replica_id,
-        start=start,
+        start="3f2b8c1e",
         state=state,
-        is_participant=is_participant,
-        step=step,
+        is_participant=True,
+        step=7,
         world_size=8,
-        heartbeat_age_s=heartbeat_age_s,
-        commit_failures=commit_failures,
-        address=address,
+        heartbeat_age_s=0.4,
+        commit_failures=0,
+        address="http://host:29512",
         store_address="host:29600",
     )
+    return dataclasses.replace(made, **fields)  # pyright: ignore[reportArgumentType]
 
 
-def job(
-    *members: MemberStatus,
-    name: str = "default",
-    quorum_id: int = 42,
-    verdict: str = "formed",
-    explanation: str = "all train",
-    phase: str = "standing",
-    ended_step: int | None = None,
-) -> JobStatus:
-    return JobStatus(
+def job(*members: MemberStatus, name: str = "default", **fields: object) -> JobStatus:
+    made = JobStatus(
         job=name,
-        quorum_id=quorum_id,
+        quorum_id=42,
         quorum_age_s=193.2,
-        verdict=verdict,
-        explanation=explanation,
+        verdict="formed",
+        explanation="all train",
         quorums_formed=3,
         rounds=1234,
         members=members,
-        phase=phase,
+        phase="standing",
         sessions=len(members),
         recalls=5,
         revokes=6,
-        ended_step=ended_step,
     )
+    return dataclasses.replace(made, **fields)  # pyright: ignore[reportArgumentType]
 
 
 def place(name: str, number: int, state: RankState = RankState.WAITING, **fields: object) -> RankPlace:
@@ -73,7 +56,7 @@ def healing(replica_id: str, *, source: str = "a", seconds: float = 12.0) -> Mem
     """1.2 of 4.0 GiB."""
     text = f"healing from {source}: 1.2 of 4.0 GiB, 98 MiB/s, 29 s left"
     heal = HealStatus(source, 17, 1_288_490_189, 4 * 2**30, seconds, 98 * 2**20, 29.3, 0.4, text)
-    return dataclasses.replace(member(replica_id, MemberState.HEALING), heal=heal)
+    return member(replica_id, MemberState.HEALING, heal=heal)
 
 
 def many(count: int) -> list[MemberStatus]:

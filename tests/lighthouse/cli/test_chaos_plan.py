@@ -1,6 +1,7 @@
 """The plan of `lighthouse chaos` follows from its seed, and its verdict from what the job has reported."""
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -88,12 +89,12 @@ class TestKinds:
 
 def training(*, step: int = 10, compared: int = -1, digests: str = "xx", **more: object) -> JobStatus:
     """Groups a and b of one rank each, which train."""
-    members = tuple(replace(member(name), world_size=1) for name in "ab")
+    members = tuple(member(name, world_size=1) for name in "ab")
     ranks = tuple(
-        replace(place(name, 0, step=step), compared=StateDigest(compared, 7, digest) if compared >= 0 else None)
+        place(name, 0, step=step, compared=StateDigest(compared, 7, digest) if compared >= 0 else None)
         for name, digest in zip("ab", digests, strict=True)
     )
-    return replace(job(*members), ranks=ranks, **more)  # pyright: ignore[reportArgumentType]
+    return job(*members, ranks=ranks, **more)  # pyright: ignore[reportArgumentType]
 
 
 def incident(id: str, kind: IncidentKind = IncidentKind.CHAOS, step_s: float | None = None) -> IncidentSummary:
@@ -101,6 +102,8 @@ def incident(id: str, kind: IncidentKind = IncidentKind.CHAOS, step_s: float | N
 
 
 KILL = PlannedFault(1.0, FaultKind.KILL, Target("b", 0))
+OVER = (incident("i", step_s=0.5),)
+"""The incident of the fault, after which the job has committed."""
 
 
 def watcher(first: JobStatus | None = None) -> Watcher:
@@ -112,6 +115,13 @@ def watcher(first: JobStatus | None = None) -> Watcher:
     return watched
 
 
+def over(compared: int = 20, **more: Any) -> Watcher:
+    """The job has trained on after the fault."""
+    watched = watcher()
+    watched.update(training(step=29, compared=compared, incidents=OVER, **more))
+    return watched
+
+
 def verdict(watched: Watcher, at: float = 30.0, *, verifies: bool = True, is_complete: bool = True):
     watched.mark(at)
     return watched.document(verifies=verifies, is_complete=is_complete)
@@ -119,8 +129,7 @@ def verdict(watched: Watcher, at: float = 30.0, *, verifies: bool = True, is_com
 
 class TestVerdict:
     def test_a_clean_run(self) -> None:
-        watched = watcher()
-        watched.update(training(step=29, compared=20, incidents=(incident("i", step_s=0.5),), discards=3))
+        watched = over(discards=3)
         assert watched.is_settled(verifies=True)
         found = verdict(watched)
         assert (found["faults"], found["survived"], found["verified"], found["problems"]) == (1, 1, 1, [])
@@ -137,8 +146,7 @@ class TestVerdict:
         assert verdict(watched)["all"]["next_commit_p99_s"] == 197.0
 
     def test_states_compared_before_the_fault_verify_nothing(self) -> None:
-        watched = watcher()
-        watched.update(training(step=29, compared=10, incidents=(incident("i", step_s=0.5),)))
+        watched = over(compared=10)
         assert (watched.is_settled(verifies=False), watched.is_settled(verifies=True)) == (True, False)
         found = verdict(watched)
         assert found["verified"] == 0
@@ -146,9 +154,7 @@ class TestVerdict:
 
     @pytest.mark.parametrize("options", [{"verifies": False}, {"is_complete": False}])
     def test_states_need_not_be_compared_after_ctrl_c_or_without_verify(self, options) -> None:
-        watched = watcher()
-        watched.update(training(step=29, compared=10, incidents=(incident("i", step_s=0.5),)))
-        assert verdict(watched, **options)["problems"] == []
+        assert verdict(over(compared=10), **options)["problems"] == []
 
     def test_the_target_of_a_fault_is_at_risk_until_it_is_back(self) -> None:
         watched = watcher()
@@ -156,12 +162,12 @@ class TestVerdict:
         watched.outcomes.append(Outcome(replace(KILL, kind=FaultKind.NAN, target=Target("a", 0)), 10))
         assert watched.at_risk == {"b"}, "a NaN loses no group"
         watched.outcomes.append(Outcome(KILL, 10, refused="it restarts"))
-        watched.update(training(step=29, incidents=(incident("i", step_s=0.5),)))
+        watched.update(training(step=29, incidents=OVER))
         assert watched.at_risk == set()
 
     def test_a_group_that_is_not_back_has_not_survived(self) -> None:
         watched = watcher()
-        away = training(step=29, compared=20, incidents=(incident("i", step_s=0.5),))
+        away = training(step=29, compared=20, incidents=OVER)
         watched.update(replace(away, members=away.members[:1]))
         assert not watched.is_settled(verifies=False)
         assert verdict(watched)["problems"] == ["not survived: kill b/0"]
@@ -170,44 +176,34 @@ class TestVerdict:
         assert verdict(watcher(), verifies=False, is_complete=False)["problems"] == []
 
     def test_digests_that_differ(self) -> None:
-        watched = watcher()
-        watched.update(training(step=29, compared=20, digests="xy", incidents=(incident("i", step_s=0.5),)))
-        assert verdict(watched)["problems"] == ["rank 0, step 20: the states of a, b differ"]
+        assert verdict(over(digests="xy"))["problems"] == ["rank 0, step 20: the states of a, b differ"]
 
     def test_digests_of_other_steps_may_differ(self) -> None:
         watched = watcher()
         for step, digests in ((20, "xx"), (24, "yy")):
-            watched.update(training(step=29, compared=step, digests=digests, incidents=(incident("i", step_s=0.5),)))
+            watched.update(training(step=29, compared=step, digests=digests, incidents=OVER))
         assert verdict(watched)["problems"] == []
 
     @pytest.mark.parametrize("kind", [IncidentKind.DIVERGENCE, IncidentKind.NOT_APPLIED])
     def test_an_incident_of_a_wrong_state(self, kind: IncidentKind) -> None:
         watched = watcher()
-        done = incident("i", step_s=0.5)
-        watched.update(training(step=29, compared=20, incidents=(incident("d", kind), done)))
-        watched.update(training(step=29, compared=20, incidents=(done,)))
+        for incidents in ((incident("d", kind), *OVER), OVER):
+            watched.update(training(step=29, compared=20, incidents=incidents))
         assert verdict(watched)["problems"] == [f"incident d: {kind}: what happened"]
 
     def test_an_older_incident_is_no_problem(self) -> None:
         old = incident("d", IncidentKind.DIVERGENCE)
         watched = watcher(training(step=0, incidents=(old,)))
-        watched.update(training(step=29, compared=20, incidents=(old, incident("i", step_s=0.5))))
+        watched.update(training(step=29, compared=20, incidents=(old, *OVER)))
         assert verdict(watched)["problems"] == []
 
     def test_samples_that_were_not_used_once(self) -> None:
-        watched = watcher()
         data = DataUse(100, 20, 1, is_exact=False)
-        watched.update(training(step=29, compared=20, incidents=(incident("i", step_s=0.5),), data=data))
-        [problem] = verdict(watched)["problems"]
-        assert problem == f"samples: {data}"
+        assert verdict(over(data=data))["problems"] == [f"samples: {data}"]
 
     def test_verifying_needs_states(self) -> None:
-        watched = watcher()
-        watched.update(training(step=29, incidents=(incident("i", step_s=0.5),)))
-        assert "no rank has compared its state" in str(verdict(watched)["problems"])
-        watched = watcher()
-        watched.update(training(step=29, incidents=(incident("i", step_s=0.5),)))
-        assert verdict(watched, verifies=False)["problems"] == []
+        assert "no rank has compared its state" in str(verdict(over(compared=-1))["problems"])
+        assert verdict(over(compared=-1), verifies=False)["problems"] == []
 
     def test_a_lighthouse_that_restarts_counts_from_0(self) -> None:
         """And it knows no rank until the groups have connected."""
@@ -215,7 +211,7 @@ class TestVerdict:
         watched.update(training(step=20, discards=9))
         watched.update(replace(training(step=0), ranks=()))
         assert watched.step == 20
-        watched.update(training(step=29, compared=20, incidents=(incident("i", step_s=0.5),), discards=1))
+        watched.update(training(step=29, compared=20, incidents=OVER, discards=1))
         watched.update(replace(training(step=0), ranks=()))
         found = verdict(watched)
         assert (found["discards"], found["steps_per_s"]) == (10, 0.95)

@@ -16,14 +16,13 @@ from click.testing import CliRunner
 
 from lighthouse.cli import main
 from lighthouse.cli.debug import REMOVED, Part, is_daemon, shown_words, without_secrets, write_bundle
-from lighthouse_protocol.coordinator import Coordinator
-from lighthouse_protocol.identity import Address
 from lighthouse_protocol.messages.membership import Participant
 from lighthouse_protocol.refusals import InvalidRequest
 from lighthouse_protocol.rules.access import Role
 from lighthouse_runtime.client.clients import LighthouseClient
 from lighthouse_runtime.process.children import command_lines
-from lighthouse_runtime.security.credentials import Tokens, load_or_make
+from lighthouse_runtime.security.credentials import Tokens
+from tests.daemons.secured import EVERYWHERE, Secured
 from tests.processes import PATIENCE_S, Lighthouse, eventually
 
 
@@ -73,13 +72,12 @@ def test_all_that_a_lighthouse_knows(tmp_path: Path) -> None:
 
 def test_over_https_with_a_token_and_what_the_role_may_not_see_is_told(tmp_path: Path) -> None:
     folder = tmp_path / "credentials"
-    with Lighthouse("--bind", "[::]:0", "--http", "[::]:0", "--credentials", str(folder)) as lighthouse:
-        pin, tokens = load_or_make(folder, ()).ca_pin, Tokens.read(folder)
+    with Lighthouse(*EVERYWHERE, "--credentials", str(folder)) as lighthouse:
+        secured, tokens = Secured(lighthouse, folder), Tokens.read(folder)
 
         def taken(role: Role) -> dict[str, bytes]:
-            out, place = tmp_path / f"{role}.tar.gz", (Address("127.0.0.1", lighthouse.port),)
-            string = Coordinator(place, pin, tokens.newest(role)).join_string()
-            where = ("--lighthouse", string, "--http", f"127.0.0.1:{lighthouse.http_port}", "--timeout", "60s")
+            out, http = tmp_path / f"{role}.tar.gz", f"127.0.0.1:{lighthouse.http_port}"
+            where = ("--lighthouse", secured.join_string(role), "--http", http, "--timeout", "60s")
             bundle(out, *where, "--journal", str(tmp_path / "none"))
             files = contents(out)
             assert not any(token.encode() in body for token in tokens.all() for body in files.values())

@@ -35,7 +35,7 @@ def test_a_quorum_that_does_not_stand_has_no_word_for_it():
 
 
 def test_says_who_is_behind_before_the_members():
-    stalled = replace(job(member("a")), stall="a/1 behind in loader, a/0 waiting in all_reduce", stall_s=63.0)
+    stalled = job(member("a"), stall="a/1 behind in loader, a/0 waiting in all_reduce", stall_s=63.0)
     lines = text(view(status(stalled)))
     assert lines[3:5] == [
         "nothing has moved for 1m03s: a/1 behind in loader, a/0 waiting in all_reduce",
@@ -45,7 +45,7 @@ def test_says_who_is_behind_before_the_members():
 
 
 def test_a_run_has_a_block_of_its_own():
-    alone = replace(job(quorum_id=0), stall="r/1 behind in step 6, r/0 in step 7", stall_s=63.0)
+    alone = job(quorum_id=0, stall="r/1 behind in step 6, r/0 in step 7", stall_s=63.0)
     answer = status(alone, runs=(run_of("active", "active", "spare"),))
     assert text(view(answer))[1:] == [
         "",
@@ -81,7 +81,7 @@ def test_shows_what_fits_and_says_how_many_more():
 @pytest.mark.parametrize("stall", ["", "behind " * 30])
 def test_never_more_than_the_terminal_holds(jobs, members, width, height, stall):
     names = [f"job{number}" for number in range(jobs)]
-    busy = status(*(replace(job(*many(members), name=name, explanation="why " * 30), stall=stall) for name in names))
+    busy = status(*(job(*many(members), name=name, explanation="why " * 30, stall=stall) for name in names))
     for shown in (view(busy), replace(view(busy), failing_since=99.0, error="refused " * 40)):
         lines = text(shown, width=width, height=height)
         assert len(lines) <= height

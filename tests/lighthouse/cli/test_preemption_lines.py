@@ -1,5 +1,3 @@
-import dataclasses
-
 from lighthouse.cli.tables import member_lines, member_rows, status_lines
 from lighthouse_protocol.messages.status import LighthouseStatus, PreemptionStatus
 from tests.lighthouse.statuses import job, member, status
@@ -7,7 +5,7 @@ from tests.lighthouse.statuses import job, member, status
 
 def ending(*left_s: float | None) -> LighthouseStatus:
     notices = [PreemptionStatus("aws", "spot", f"h{n}", left, is_advice=False) for n, left in enumerate(left_s)]
-    members = [dataclasses.replace(member(f"g{n}"), preemption=notice) for n, notice in enumerate(notices)]
+    members = [member(f"g{n}", preemption=notice) for n, notice in enumerate(notices)]
     return status(job(*members, member("stays")))
 
 

@@ -1,5 +1,3 @@
-from dataclasses import replace
-
 from lighthouse.cli.listings import ranks as command
 from lighthouse_protocol.messages.progress import RankPlace, RankState
 from lighthouse_protocol.messages.status import JobStatus
@@ -8,7 +6,7 @@ from tests.lighthouse.statuses import job, member, place, status
 
 def stalled(*places: RankPlace, name: str = "default") -> JobStatus:
     verdict = "b/1 behind in validation 3/25, a/0, b/0 waiting in all_reduce"
-    return replace(job(member("a"), name=name), ranks=places, stall=verdict, stall_s=63.0)
+    return job(member("a"), name=name, ranks=places, stall=verdict, stall_s=63.0)
 
 
 FEW = stalled(
@@ -35,7 +33,7 @@ def test_the_verdict_and_a_row_per_rank(fake, run):
 def test_ranks_of_runs_have_a_generation(fake, run):
     trains = place("r", 1, RankState.RUNNING, is_inside=False, generation=100)
     spare = place("r", 2, RankState.SPARE, is_inside=False)
-    fake.answers = [status(replace(job(), ranks=(trains, spare)))]
+    fake.answers = [status(job(ranks=(trains, spare)))]
     assert run(command).output == (
         "RANK  STATE    GEN  STEP  WHERE  DONE  STILL  BEAT  HOST   PID\n"
         "r/1   running  100     7  -         -  1m03s  0.4s  host  4711\n"

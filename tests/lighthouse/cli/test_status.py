@@ -68,7 +68,7 @@ def test_shows_how_far_a_group_has_healed(fake, run):
     ],
 )
 def test_shows_what_was_used_of_the_data(fake, run, use: DataUse, line: str):
-    fake.answers = [status(dataclasses.replace(job(member("a")), data=use))]
+    fake.answers = [status(job(member("a"), data=use))]
     assert f"  data: {line}" in run(command).output.splitlines()
 
 
@@ -103,7 +103,7 @@ def test_runs_stand_below_the_quorums(fake, run):
 
 
 def test_a_job_that_is_only_a_run_shows_no_quorum(fake, run):
-    alone = dataclasses.replace(job(quorum_id=0), stall="r/1 behind in step 6, r/0, r/2 in step 7", stall_s=63)
+    alone = job(quorum_id=0, stall="r/1 behind in step 6, r/0, r/2 in step 7", stall_s=63)
     fake.answers = [status(alone, runs=(RUN,))]
     assert run(command).output.splitlines()[:-1] == [
         "nothing has moved for 1m03s: r/1 behind in step 6, r/0, r/2 in step 7",
@@ -182,7 +182,7 @@ def test_a_bad_value_names_the_option_and_shows_an_example(run, option, values, 
 @pytest.mark.parametrize("width", [40, 200])
 def test_in_a_stall_the_first_line_says_so_and_nothing_says_the_contrary(fake, run, width):
     verdict = "b/1 behind in validation 3/25, a/0-1, b/0 waiting in all_reduce"
-    fake.answers = [status(dataclasses.replace(job(member("a")), stall=verdict, stall_s=63.0))]
+    fake.answers = [status(job(member("a"), stall=verdict, stall_s=63.0))]
     lines = run(command, env={"COLUMNS": str(width)}).output.splitlines()
     assert max(map(len, lines[:-1])) <= width
     assert " ".join(line.strip() for line in lines).startswith(f"nothing has moved for 1m03s: {verdict}")
@@ -205,7 +205,7 @@ def test_a_job_that_has_ended_says_at_which_step(fake, run):
 def test_fits_80_columns_with_long_names(fake, run):
     groups = (member(f"replica_group_{n}", step=154_100) for n in (1, 10, 2))
     name = "a-job-with-a-long-name-2026"
-    waits = dataclasses.replace(job(*groups, name=name, verdict="waiting_for_stragglers"), quorum_id=1_795_781_509_013)
+    waits = job(*groups, name=name, verdict="waiting_for_stragglers", quorum_id=1_795_781_509_013)
     fake.answers = [status(waits)]
     lines = run(command, env={"COLUMNS": "80"}).output.splitlines()
     assert max(map(len, lines)) <= 80

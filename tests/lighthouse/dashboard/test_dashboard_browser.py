@@ -82,6 +82,18 @@ async def shown(page: Page, updates: int = 1) -> str:
     return await page.text()
 
 
+async def hide(page: Page) -> None:
+    """As in a tab in the background."""
+    await page.run("Object.defineProperty(document, 'hidden', {get: () => true})")
+    await page.run("document.dispatchEvent(new Event('visibilitychange')), askedAt = 0")
+
+
+async def until_title(page: Page, title: str) -> None:
+    """Of a hidden page, which asks at once instead of in some seconds."""
+    await page.run("askedAt = 0")
+    await page.until(f"document.title === '{title} - Lighthouse'")
+
+
 def troubled() -> JobStatus:
     """Rank b/1 is behind; c is lost."""
     members = (
@@ -105,16 +117,20 @@ def troubled() -> JobStatus:
     )
     loss = IncidentSummary("20261122-100312", "default", IncidentKind.LOSS, "c was lost", ("c",), now - 30, 0.02)
     loss = dataclasses.replace(loss, quorum_s=0.9, quorum_id=42, step_s=1.7, over_s=1.7, back_s=16.0)
-    made = job(*members, name=MARKUP, verdict="waiting_for_stragglers", explanation="waiting <b>for</b> b")
     stall = "b/1 behind in <b>validation</b> 3/25"
-    return dataclasses.replace(
-        made, ranks=ranks, stall=stall, stall_s=63.0, timeline=timeline, incidents=(stalls, loss)
-    )
+    made = job(*members, name=MARKUP, verdict="waiting_for_stragglers", explanation="waiting <b>for</b> b", ranks=ranks)
+    return dataclasses.replace(made, stall=stall, stall_s=63.0, timeline=timeline, incidents=(stalls, loss))
+
+
+def evidence(**fields: object) -> dict[str, object]:
+    """Of a rank, in JSON."""
+    rank: dict[str, object] = {"replica_id": "b", "group_rank": 1, "pid": 4711, "host": "node7"}
+    return {**rank, "process": "", "output": [], "missing": [], **fields}
 
 
 async def test_says_how_far_a_group_has_healed(browser: Chromium, lighthouse: FakeLighthouse):
     healed = TimelineEntry(time.time() - 12, TimelineKind.HEALING, ("b",), 0, "from step 0 to 17")
-    of = dataclasses.replace(job(member("a"), healing("b")), timeline=(healed,))
+    of = job(member("a"), healing("b"), timeline=(healed,))
     beside = place("b", 0, RankState.RUNNING, is_inside=False)
     lighthouse.shown = status(dataclasses.replace(of, ranks=(beside,)))
     async with browser.page(lighthouse.url) as page:
@@ -212,7 +228,7 @@ async def test_heals_and_stalls_are_bands_of_their_groups(browser: Chromium, lig
     entries += [(5, "healing", f"g{n}") for n in range(20)]
     timeline = tuple(TimelineEntry(now - ago, TimelineKind(kind), (name,), 0, "") for ago, kind, name in entries)
     of_b = IncidentSummary("i", "j", IncidentKind.STALL, "", ("b/1",), now - 80, 10.0, over_s=20.0)
-    made = dataclasses.replace(job(member("a"), name="j"), timeline=timeline, incidents=(of_b,))
+    made = job(member("a"), name="j", timeline=timeline, incidents=(of_b,))
     lighthouse.shown, lighthouse.pace = status(made), {"j": paced()}
     async with browser.page(lighthouse.url) as page:
         assert "and 10 more" in await shown(page)
@@ -230,23 +246,18 @@ async def test_a_page_in_the_background_says_in_its_title_what_is_wrong(browser:
     lighthouse.shown = status(job(member("a")))
     async with browser.page(lighthouse.url) as page:
         await page.until("document.title === 'Lighthouse'")
-        await page.run("Object.defineProperty(document, 'hidden', {get: () => true})")
-        await page.run("document.dispatchEvent(new Event('visibilitychange')), askedAt = 0")
+        await hide(page)
         lighthouse.shown = status(job(member("a")), troubled())
-        await page.run("askedAt = 0")
-        await page.until(f"document.title === '(!) {MARKUP}: group b is behind - Lighthouse'")
+        await until_title(page, f"(!) {MARKUP}: group b is behind")
         lost = dataclasses.replace(troubled().incidents[1], suspects=("c", "d"), opened_unix_s=time.time(), over_s=None)
-        lighthouse.shown = status(dataclasses.replace(job(member("a")), incidents=(lost,)))
-        await page.run("askedAt = 0")
-        await page.until("document.title === '(!) groups c, d are lost - Lighthouse'")
+        lighthouse.shown = status(job(member("a"), incidents=(lost,)))
+        await until_title(page, "(!) groups c, d are lost")
         back = job(member("a"), member("c"), member("group-d", MemberState.IDLE, is_participant=False))
         lost = dataclasses.replace(lost, suspects=("c", "group-d"))
         lighthouse.shown = status(dataclasses.replace(back, incidents=(lost,)))
-        await page.run("askedAt = 0")
-        await page.until("document.title === '(!) group-d is lost - Lighthouse'")
+        await until_title(page, "(!) group-d is lost")
         lighthouse.shown = status(job(member("a"), verdict="too_few_participants"))
-        await page.run("askedAt = 0")
-        await page.until("document.title === '(!) too few participants - Lighthouse'")
+        await until_title(page, "(!) too few participants")
         assert page.requests.count(f"{lighthouse.url}events") == 1
 
 
@@ -260,8 +271,7 @@ async def test_a_job_that_has_ended_is_no_trouble(browser: Chromium, lighthouse:
         assert "default Ended Ended at step 60. " in await shown(page)
         assert await page.run("document.querySelector('.verdict').className") == "verdict pill good"
         assert await page.run("document.querySelector('.lead').className.trim()") == "lead"
-        await page.run("Object.defineProperty(document, 'hidden', {get: () => true})")
-        await page.run("document.dispatchEvent(new Event('visibilitychange')), askedAt = 0")
+        await hide(page)
         lighthouse.shown = status(dataclasses.replace(ended, members=(), incidents=(lost,)))
         await page.run("askedAt = 0")
         await page.until("!document.querySelector('tbody tr') && document.title === 'Lighthouse'")
@@ -297,26 +307,9 @@ async def test_an_act_is_confirmed_done_and_said(browser: Chromium, lighthouse: 
 
 
 async def test_stacks_are_shown_the_main_thread_first(browser: Chromium, lighthouse: FakeLighthouse):
-    recorded = [
-        {
-            "seq": 24,
-            "operation": "all_reduce",
-            "input_sizes": [[4096, 1024]],
-            "age_s": 63.1,
-            "state": "scheduled",
-            "group": 17,
-        }
-    ]
-    rank = {
-        "replica_id": "b",
-        "group_rank": 1,
-        "pid": 4711,
-        "host": "node7",
-        "process": "",
-        "output": [],
-        "missing": [],
-    }
-    rank |= {"stacks": "Thread 2:\n  agent.py\n\nThread 1:\n  train.py\n", "flight_recorder": json.dumps(recorded)}
+    recorded = {"seq": 24, "operation": "all_reduce", "input_sizes": [[4096, 1024]], "age_s": 63.1}
+    recorder = json.dumps([recorded | {"state": "scheduled", "group": 17}])
+    rank = evidence(stacks="Thread 2:\n  agent.py\n\nThread 1:\n  train.py\n", flight_recorder=recorder)
     lighthouse.shown, lighthouse.gathered = status(troubled()), {"evidence": [rank], "missing": ["c gave none"]}
     async with browser.page(lighthouse.url) as page:
         await page.until("document.querySelector('.acts button')")
@@ -336,9 +329,8 @@ async def test_shows_ranks_of_runs_beside_those_of_groups(browser: Chromium, lig
         place("r", 0, RankState.RUNNING, is_inside=False, generation=3),
         place("r", 2, RankState.SPARE, is_inside=False, step=0, progress_age_s=0.4, pid=4713),
     )
-    alone = job(quorum_id=0, verdict="no_joins", phase="none")
-    run = run_of("active", "active", "spare")
-    lighthouse.shown = status(dataclasses.replace(alone, ranks=ranks), runs=(run,))
+    alone = job(quorum_id=0, verdict="no_joins", phase="none", ranks=ranks)
+    lighthouse.shown = status(alone, runs=(run_of("active", "active", "spare"),))
     async with browser.page(lighthouse.url) as page:
         seen = await shown(page)
         assert re.search(
@@ -482,7 +474,7 @@ async def test_on_a_phone_only_groups_with_a_ratio_show_their_compute_time(
     browser: Chromium, lighthouse: FakeLighthouse
 ):
     ranks = (place("a", 0), place("b", 0, compute_ratio_1m=3.1, is_slow=True))
-    lighthouse.shown = status(dataclasses.replace(job(member("a"), member("b")), ranks=ranks))
+    lighthouse.shown = status(job(member("a"), member("b"), ranks=ranks))
     async with browser.page(lighthouse.url, width=400, height=800) as page:
         await shown(page)
         seen = "[...document.querySelectorAll('tbody td.compute')].filter(td => td.checkVisibility())"
@@ -500,13 +492,8 @@ async def test_a_run_of_which_nothing_is_known_is_no_card(browser: Chromium, lig
 @pytest.mark.slow
 async def test_evidence_opens_from_its_incident(browser: Chromium, lighthouse: FakeLighthouse):
     lighthouse.shown = status(troubled())
-    rank = {"replica_id": "b", "group_rank": 1, "pid": 4711, "host": "node7", "stacks": f"File loader.py {MARKUP}"}
-    rank |= {
-        "flight_recorder": '[{"op": "all_reduce"}]',
-        "process": "State: S",
-        "output": ["epoch 1"],
-        "missing": ["x"],
-    }
+    rank = evidence(stacks=f"File loader.py {MARKUP}", flight_recorder='[{"op": "all_reduce"}]', missing=["x"])
+    rank |= {"process": "State: S", "output": ["epoch 1"]}
     incident = {"text": "b/1 behind", "missing": ["c gave none"], "evidence": [rank]}
     lighthouse.incidents["20261122-101501"] = incident
     async with browser.page(lighthouse.url) as page:
@@ -532,9 +519,7 @@ def mass_loss() -> JobStatus:
     formed = TimelineEntry(now - 59, TimelineKind.QUORUM, ("a",), 0, "quorum 1795781509013: 69 participants at step 7")
     text = f"{', '.join(lost)} were lost: its connection was lost"
     loss = IncidentSummary("i", "j", IncidentKind.LOSS, text, lost, now - 60, 0.02, step_s=0.87, back_s=8.0)
-    return dataclasses.replace(
-        job(*groups, name="j", quorum_id=1795781509013), incidents=(loss,), timeline=(entry, formed)
-    )
+    return job(*groups, name="j", quorum_id=1795781509013, incidents=(loss,), timeline=(entry, formed))
 
 
 async def test_a_mass_loss_is_a_line_and_only_groups_that_need_a_look_are_listed(
@@ -613,7 +598,7 @@ async def test_shows_the_restarts_of_supervised_groups_and_no_green_word_in_a_st
     a = SupervisorStatus("a", "n0", (0, 1), True, SupervisorHeartbeat(0.25, 1, 3, 2))
     b = SupervisorStatus("b", "n1", (0, 1), False)
     run = dataclasses.replace(run_status(("default", "default"), RunMachine(), 0.0), supervisors=(a, b))
-    stalled = dataclasses.replace(job(member("a")), stall="a/1 behind in step 6", stall_s=63.0)
+    stalled = job(member("a"), stall="a/1 behind in step 6", stall_s=63.0)
     lighthouse.shown = status(stalled, runs=(run,))
     async with browser.page(lighthouse.url) as page:
         seen = await shown(page)
@@ -637,7 +622,7 @@ def crowd(count: int, moved: int = 0) -> JobStatus:
         for n in range(count)
         for r in range(2)
     )
-    return dataclasses.replace(job(*groups), ranks=ranks)
+    return job(*groups, ranks=ranks)
 
 
 @pytest.mark.slow

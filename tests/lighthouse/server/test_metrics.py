@@ -2,7 +2,6 @@
 
 import shutil
 import subprocess
-from dataclasses import replace
 from enum import StrEnum
 
 import grpc
@@ -112,7 +111,7 @@ def test_counts_refusals_and_calls_from_closed_sets():
 
 
 def test_a_stall_lasts_for_seconds_and_none_lasts_for_none():
-    seen = samples(status(replace(job(name="stuck"), stall="b/1 is behind", stall_s=31.5), job(name="moves")))
+    seen = samples(status(job(name="stuck", stall="b/1 is behind", stall_s=31.5), job(name="moves")))
     assert (seen["lighthouse_stalled_seconds", "stuck"], seen["lighthouse_stalled_seconds", "moves"]) == (31.5, 0)
 
 

@@ -31,17 +31,6 @@ def test_an_act_is_a_line_in_the_log_and_in_a_private_file(tmp_path: Path, caplo
     assert line == "audit: Kill replica_id=a, msg=x 2026 I all is well by operate-1 (role operate) at 10.0.0.1:9: done"
 
 
-def test_the_file_is_bounded_and_the_one_before_it_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("lighthouse_runtime.security.access.MAX_FILE_BYTES", 1000)
-    path = tmp_path / "audit.jsonl"
-    audit = Audit(path)
-    for number in range(40):
-        audit.act(OPERATOR, "here", "Kill", str(number))
-    kept = [entry["target"] for entry in (*entries(path.with_name("audit.jsonl.1")), *entries(path))]
-    assert kept == [str(number) for number in range(40 - len(kept), 40)], "no line is torn, the newest are there"
-    assert path.stat().st_size < 1500
-
-
 def test_refusals_cannot_fill_it(tmp_path: Path) -> None:
     path = tmp_path / "audit.jsonl"
     audit = Audit(path)
@@ -62,7 +51,9 @@ def test_no_number_of_refusals_removes_an_act(tmp_path: Path, monkeypatch: pytes
     assert len(list(tmp_path.iterdir())) <= 2 + GENERATIONS
 
 
-def test_as_many_older_files_are_kept_as_it_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_it_is_bounded_and_as_many_older_files_are_kept_as_it_says(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("lighthouse_runtime.security.access.MAX_FILE_BYTES", 1000)
     path = tmp_path / "audit.jsonl"
     audit = Audit(path)
@@ -71,7 +62,8 @@ def test_as_many_older_files_are_kept_as_it_says(tmp_path: Path, monkeypatch: py
     older = [path.with_name(f"audit.jsonl.{number}") for number in range(GENERATIONS, 0, -1)]
     assert sorted(tmp_path.iterdir()) == sorted([path, *older])
     kept = [int(entry["target"]) for file in (*older, path) for entry in entries(file)]
-    assert kept == list(range(kept[0], 200)), "in order, and none between is missing"
+    assert kept == list(range(kept[0], 200)), "in order, and none is torn or missing"
+    assert path.stat().st_size < 1500
 
 
 def test_a_file_that_cannot_be_written_is_said_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -61,22 +61,3 @@ async def test_beyond_the_limit_the_oldest_is_cut_and_the_newest_is_served(
         writer.close()
         await writer.wait_closed()
     await http.stop()
-
-
-async def test_the_status_is_compressed_once_for_all_that_take_it():
-    http = HttpServer(
-        HttpSide(
-            lambda: True,
-            lambda: (b"", "text/plain"),
-            lambda: {"padding": "x" * 10_000},
-            HttpGuard(LocalOperatorAccess()),
-        )
-    )
-    port = await http.start("127.0.0.1:0")
-    async with aiohttp.ClientSession(auto_decompress=False) as client:
-        sizes: list[int] = []
-        for encoding in ("gzip", "identity"):
-            async with client.get(f"http://127.0.0.1:{port}/status", headers={"Accept-Encoding": encoding}) as answer:
-                sizes.append(len(await answer.read()))
-    await http.stop()
-    assert sizes[0] < 500 < 10_000 < sizes[1]

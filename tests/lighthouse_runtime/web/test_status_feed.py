@@ -217,9 +217,10 @@ async def test_a_status_that_fails_is_said_in_the_log_and_asked_for_again(
 
 async def test_a_large_status_is_compressed_for_whoever_takes_that(daemon: Daemon, client: aiohttp.ClientSession):
     daemon.padding = "x" * 100_000
-    for encoding, shown in (("gzip", "gzip"), ("identity", None)):
+    for encoding, shown, is_small in (("gzip", "gzip", True), ("identity", None, False)):
         async with client.get(daemon.url("/status"), headers={"Accept-Encoding": encoding}) as response:
             assert response.headers.get("Content-Encoding") == shown
+            assert (int(response.headers["Content-Length"]) < 1000) == is_small
             assert (await response.json())["padding"] == daemon.padding
 
 
