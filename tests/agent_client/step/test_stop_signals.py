@@ -11,6 +11,7 @@ from agent_client import Agent, AgentConfig, TrainState
 from agent_client.step.stop_signals import opened
 from tests.processes import LOCALHOST, PATIENCE_S, ROOT, clean_environment
 
+
 def run(*arguments: str) -> "subprocess.CompletedProcess[str]":
     command = [sys.executable, *arguments]
     return subprocess.run(
