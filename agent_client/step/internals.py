@@ -1,7 +1,7 @@
 """The Agent's internals: its components, and the part of a step that runs on the script's thread.
 
 agent_client.training and the integrations use them as `agent.internals`. Training scripts do not use them. A module
-registers itself (`add_part`) and reports its forward and backward passes. From the order of these, `Internals` detects
+registers itself in `parts` and reports its forward and backward passes. From the order of these, `Internals` detects
 steps that the script has abandoned (rules/loop_order.py).
 """
 
@@ -46,7 +46,7 @@ from agent_client.step.stop_signals import (
     Closable,
     StopSignals,
     close_at_end,
-    close_attached,
+    close_each,
     forget_closed,
     uninterrupted,
 )
@@ -133,6 +133,8 @@ class Internals:
         self.optimizer_watch = OptimizerWatch(state, self.applying)
         self.data_uses = DataUses()
         self.commit_callbacks: list[Callable[[int], object]] = []
+        self.attached: weakref.WeakSet[Closable] = weakref.WeakSet()
+        """Objects that are closed with the Agent."""
         self.last_saves: list[Callable[[float], object]] = []
         """Functions that save a checkpoint within the given seconds. Called after a drain if no other group stays."""
         self.last_vote: tuple[weakref.ref[Optimizer], int] | None = None
@@ -181,12 +183,10 @@ class Internals:
         self.peers.close()
         self.healing.close()
         self.place.close()
-        close_attached(self._agent)
+        close_each(self.attached)
+        self.attached.clear()
 
     # -- settings that modules and optimizers change once
-
-    def add_part(self, part: StepPart) -> None:
-        self.parts.append(part)
 
     def request_late(self) -> None:
         """Request each quorum only when its step begins, for steps that are long, as with LocalSGD."""

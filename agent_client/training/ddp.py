@@ -47,26 +47,14 @@ HEAD_BYTES = 16
 """Size of the mark, padded with zeros so that tensors of any dtype after it are aligned."""
 
 
-@dataclass(frozen=True, slots=True)
-class _BufferGroup:
-    """Buffers of the same dtype on the same device, which are copied in one call."""
+def _flat_copy(buffers: list[Tensor]) -> Tensor:
+    """Return the content of `buffers`, which have the same dtype and device, as a one-dimensional tensor."""
+    flat = flatten(buffers)
+    return flat.clone() if len(buffers) == 1 else flat  # torch does not copy a single buffer
 
-    buffers: list[Tensor]
 
-    def flat(self) -> Tensor:
-        flat = flatten(self.buffers)
-        return flat.clone() if len(self.buffers) == 1 else flat  # torch does not copy a single buffer
-
-    def assign(self, flat: Tensor) -> None:
-        torch._foreach_copy_(self.buffers, unflatten(flat, self.buffers))  # pyright: ignore[reportPrivateUsage]
-
-    @property
-    def nbytes(self) -> int:
-        return sum(buffer.nbytes for buffer in self.buffers)
-
-    @property
-    def dtype(self) -> torch.dtype:
-        return self.buffers[0].dtype
+def _assign(buffers: list[Tensor], flat: Tensor) -> None:
+    torch._foreach_copy_(buffers, unflatten(flat, buffers))  # pyright: ignore[reportPrivateUsage]
 
 
 class SharedBuffers:
@@ -81,34 +69,34 @@ class SharedBuffers:
         self._internals, self._machine = agent.internals, agent.internals.machine
         self._find = find
         self._before: tuple[Tag, int, list[Tensor]] | None = None
-        self._coming: list[tuple[list[_BufferGroup], Future[Tensor]]] = []
+        self._coming: list[tuple[list[list[Tensor]], Future[Tensor]]] = []
 
     def begin_step(self) -> None:
         machine = self._machine
         began = machine.tag, machine.ended
         if self._before is None or self._before[:2] != began:
             with torch.no_grad():
-                self._before = (*began, [alike.flat() for alike in self._group_buffers()])
+                self._before = (*began, list(map(_flat_copy, self._group_buffers())))
 
     @torch.no_grad()
     def start(self) -> None:
         """Start receiving the buffers of the first participant. Do nothing if this group is the only participant."""
         self._coming = []
         if self._machine.has_peers:
-            for device, on_device in groupby(self._group_buffers(), lambda alike: alike.buffers[0].device):
+            for device, on_device in groupby(self._group_buffers(), lambda alike: alike[0].device):
                 found = list(on_device)
                 head = torch.zeros(HEAD_BYTES, dtype=torch.uint8, device=device)
                 head[0] = MARK
-                packed = torch.cat([head, *(alike.flat().view(torch.uint8) for alike in found)])
+                packed = torch.cat([head, *(_flat_copy(alike).view(torch.uint8) for alike in found)])
                 self._coming.append((found, self._internals.receive_from_first(packed)))
 
     @torch.no_grad()
     def end_step(self, *, is_committed: bool) -> None:
         if is_committed:
             for found, packed in self._coming:
-                contents = packed.result()[HEAD_BYTES:].split([alike.nbytes for alike in found])
-                for alike, content in zip(found, contents, strict=True):
-                    alike.assign(content.view(alike.dtype))
+                sizes = [sum(buffer.nbytes for buffer in alike) for alike in found]
+                for alike, content in zip(found, packed.result()[HEAD_BYTES:].split(sizes), strict=True):
+                    _assign(alike, content.view(alike[0].dtype))
         else:
             self.restore()
         self._before, self._coming = None, []
@@ -118,16 +106,16 @@ class SharedBuffers:
         # If the tag has changed, a peer's state has been installed since then.
         if self._before is not None and self._before[0] == self._machine.tag:
             for alike, before in zip(self._group_buffers(), self._before[2], strict=True):
-                alike.assign(before)
+                _assign(alike, before)
 
-    def _group_buffers(self) -> list[_BufferGroup]:
+    def _group_buffers(self) -> list[list[Tensor]]:
         """Group the buffers by device and dtype, the widest dtype first, so that each buffer is aligned."""
         found: dict[tuple[torch.device, torch.dtype], list[Tensor]] = {}
         for buffer in self._find():
             if buffer.numel():
                 found.setdefault((buffer.device, buffer.dtype), []).append(buffer)
         keys = sorted(found, key=lambda key: (str(key[0]), -key[1].itemsize, str(key[1])))
-        return [_BufferGroup(found[key]) for key in keys]
+        return [found[key] for key in keys]
 
 
 MIB = 2**20
@@ -297,7 +285,7 @@ class DistributedDataParallel(parallel.DistributedDataParallel):
             self._reduction.keep_layout(self.reducer._get_zeros_like_grad_buckets())
         self._shared = SharedBuffers(agent, self._buffers_to_share)
         self.register_comm_hook(self._reduction, _reduce_bucket)
-        agent.internals.add_part(self)
+        agent.internals.parts.append(self)
 
     @not_itself_compiled
     def forward(self, *inputs: Any, **kwargs: Any) -> Any:

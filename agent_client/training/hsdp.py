@@ -58,7 +58,7 @@ def replicate(module: nn.Module, agent: Agent) -> None:
         raise ValueError(f"not sharded, so not averaged: {', '.join(plain)}; call fully_shard on the whole module, too")
 
     sharding = _ShardedPart(module)
-    agent.internals.add_part(sharding)
+    agent.internals.parts.append(sharding)
 
     @never_compiled
     def begin_step(part: nn.Module, _: object) -> None:

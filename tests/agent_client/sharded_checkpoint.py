@@ -25,7 +25,7 @@ class Internals:
 
     def __init__(self, group_store: Store | None = None) -> None:
         self.group_store = group_store
-        self.last_saves: list[object] = []
+        self.last_saves, self.attached = list[object](), set[object]()
         self.manager = SimpleNamespace(watch=SimpleNamespace(has_fault=lambda kind: False))
 
     def restore_kept(self, *, above: Tag | None) -> bool:

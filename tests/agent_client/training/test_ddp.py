@@ -59,6 +59,7 @@ class Peers:
         self.seen: list[torch.Tensor] = []
         self.state = SimpleNamespace(model=torch.nn.Module())
         self.progress = Progress()
+        self.parts: list[StepPart] = []
         self.peers = list(peers)
         self.thread = BackgroundThread("reduces")
         self._group = GlooGroup(HashStore(), 0, 1, LOCALHOST, connect_timeout_s=60.0, timeout_s=60.0)
@@ -74,9 +75,6 @@ class Peers:
     group_world_size = 1
     has_failed = False
     tag, ended, has_peers = None, 0, False
-
-    def add_part(self, part: StepPart) -> None:
-        self.part = part
 
     def begin_forward(self, part: StepPart, *, accumulates: bool = False) -> None:
         """A step is under way."""

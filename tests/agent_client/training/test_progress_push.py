@@ -13,7 +13,7 @@ import pytest
 
 import agent_client
 from agent_client.errors import ConfigurationError
-from agent_client.step.stop_signals import close_attached
+from agent_client.step.stop_signals import close_each
 from agent_client.training import progress_push
 from agent_client.training.progress_push import push_progress
 from lighthouse_runtime.web import webhook
@@ -27,7 +27,9 @@ class Rank:
     def __init__(self, monkeypatch: pytest.MonkeyPatch, *, group_rank: int = 0, replica_rank: int = 0) -> None:
         self.group_rank, self.quorum_id, self.now, self.step = group_rank, 1, 1000.0, 0
         self.quorum = SimpleNamespace(replica_rank=replica_rank, replica_world_size=3, replica_ids=("a", "b", "c"))
-        self.internals = SimpleNamespace(machine=SimpleNamespace(ended=0), runner=SimpleNamespace(last=self.quorum))
+        self.internals = SimpleNamespace(
+            machine=SimpleNamespace(ended=0), runner=SimpleNamespace(last=self.quorum), attached=set[Any]()
+        )
         self.callbacks: list[Callable[[int], object]] = []
         self.on_commit = self.callbacks.append
         clock = SimpleNamespace(monotonic=lambda: self.now, time=lambda: 5000.0)
@@ -148,7 +150,7 @@ def test_only_the_first_participant_pushes(monkeypatch: pytest.MonkeyPatch, plac
     rank.push(pushed.append)
     for _ in range(5):
         rank.commit(60.0)
-    close_attached(rank)
+    close_each(rank.internals.attached)
     assert pushed == []
     rank.group_rank = rank.quorum.replica_rank = 0  # the group before it was lost
     rank.commit()
@@ -162,7 +164,7 @@ def test_the_last_values_are_pushed_at_the_end(monkeypatch: pytest.MonkeyPatch) 
     rank.commit()
     rank.commit()
     assert pushed == []
-    close_attached(rank)
+    close_each(rank.internals.attached)
     assert [(each["step"], each["left_s"]) for each in pushed] == [(2, 0.0)]
 
 
@@ -224,7 +226,7 @@ def test_steps_go_on_while_a_push_hangs(monkeypatch: pytest.MonkeyPatch, caplog:
     rank.push(hang, every_s=10.0)
     for _ in range(4):
         rank.commit()
-    close_attached(rank)
+    close_each(rank.internals.attached)
     assert (pushed, caplog.text) == ([1], "")
     for _ in range(10):
         rank.commit()
