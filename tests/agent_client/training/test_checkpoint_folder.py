@@ -33,9 +33,9 @@ from agent_client.step.agent import Agent
 from agent_client.training import checkpoint_folder
 from agent_client.training.checkpoint_folder import CheckpointFolder, Tag, newest_common
 from lighthouse_runtime.process.kept_memory import buffer_path, make_buffer
+from tests.agent_client import sharded_checkpoint
 from tests.agent_client.jobs import Job
 from tests.agent_client.ranks import Rank, RankServer, together
-from tests.agent_client.sharded_checkpoint import Internals
 from tests.processes import Lighthouse, eventually
 
 ACTOR = "tests.agent_client.keeping_actor:KeepingActor"
@@ -420,7 +420,7 @@ class Weights:
         self.tensor = state["w"]
 
 
-class Place(Internals):
+class Place(sharded_checkpoint.Internals):
     """Stands for the Agents of the ranks of one group, which are threads: each life has a barrier and a store."""
 
     def __init__(self, ranks: int) -> None:
@@ -429,25 +429,9 @@ class Place(Internals):
         self.brought: list[torch.Tensor] = [torch.empty(0)] * ranks
 
 
-class GroupRank:
-    catches_up = False
-
-    def __init__(self, rank: int, ranks: int, place: Place) -> None:
-        self.group_rank, self.group_world_size, self.internals = rank, ranks, place
-        self.state, self.step, self.quorum_id = Weights(), 0, 0
-
-    def state_dict(self) -> dict[str, int]:
-        return {"step": self.step, "tag_quorum_id": self.quorum_id, "batches_committed": self.step}
-
-    @property
-    def current_step(self) -> int:
-        return self.step
-
-    def load_state_dict(self, state: dict[str, int]) -> None:
-        self.step, self.quorum_id = state["step"], state["tag_quorum_id"]
-
+class GroupRank(sharded_checkpoint.Rank):
     def sum_over_group(self, tensor: torch.Tensor) -> torch.Tensor:
-        place = self.internals
+        place: Any = self.internals
         place.brought[self.group_rank] = tensor
         place.barrier.wait()
         total = torch.stack(place.brought).sum(0)
@@ -462,7 +446,7 @@ class Group:
 
     def __init__(self, folders: Sequence[Path]) -> None:
         place, ranks = Place(len(folders)), range(len(folders))
-        self.ranks: list[Any] = [GroupRank(rank, len(folders), place) for rank in ranks]
+        self.ranks: list[Any] = [GroupRank(rank, len(folders), Weights(), place) for rank in ranks]
         self.checkpoints = [CheckpointFolder(folders[rank], self.ranks[rank]) for rank in ranks]
         with ThreadPoolExecutor(len(folders)) as pool:
             pending = [pool.submit(each.resume) for each in self.checkpoints]
@@ -542,7 +526,7 @@ class TestGroup:
         """All ranks look at the folder together, in the first save of a script that has not resumed."""
         place = Place(2)
         place.barrier = threading.Barrier(2, timeout=2)
-        ranks: list[Any] = [GroupRank(rank, 2, place) for rank in range(2)]
+        ranks: list[Any] = [GroupRank(rank, 2, Weights(), place) for rank in range(2)]
         ranks[0].catches_up = True
         group = [CheckpointFolder(tmp_path, rank) for rank in ranks]
         for step in (5, 10):

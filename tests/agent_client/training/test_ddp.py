@@ -17,6 +17,7 @@ from agent_client.progress.progress import Progress
 from agent_client.step.rules.loop_order import StepPart
 from agent_client.step.runner import BackgroundThread
 from agent_client.training.ddp import DistributedDataParallel, _name_in
+from tests.agent_client.lone_agent import LoneAgent
 from tests.processes import LOCALHOST, PATIENCE_S
 
 SMALL_BUCKETS = {"bucket_cap_mb": 0.0005}
@@ -52,10 +53,11 @@ class Branches(torch.nn.Module):
         return self.branches[branch](self.stem(images))
 
 
-class Peers:
+class Peers(LoneAgent):
     """An agent whose peers' buckets are known beforehand: all_reduce is the mean with theirs, on another thread."""
 
     def __init__(self, *peers: list[torch.Tensor]) -> None:
+        super().__init__()
         self.seen: list[torch.Tensor] = []
         self.state = SimpleNamespace(model=torch.nn.Module())
         self.progress = Progress()
@@ -64,15 +66,6 @@ class Peers:
         self.thread = BackgroundThread("reduces")
         self._group = GlooGroup(HashStore(), 0, 1, LOCALHOST, connect_timeout_s=60.0, timeout_s=60.0)
 
-    @property
-    def internals(self) -> "Peers":
-        return self
-
-    @property
-    def machine(self) -> "Peers":
-        return self
-
-    group_world_size = 1
     has_failed = False
     tag, ended, has_peers = None, 0, False
 
@@ -88,7 +81,7 @@ class Peers:
     def group_for_torch(self) -> ObservedGroup:
         return ObservedGroup(self._group.for_torch("torch/0"), self.progress)
 
-    def all_reduce(self, tensor: torch.Tensor, *, name: str = "", followed_by: object = ()) -> "Future[torch.Tensor]":
+    def all_reduce(self, tensor: torch.Tensor, **_: object) -> "Future[torch.Tensor]":
         return self.thread.submit(lambda: self._reduce(tensor))
 
     def _reduce(self, tensor: torch.Tensor) -> torch.Tensor:
