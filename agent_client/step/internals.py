@@ -41,7 +41,13 @@ from agent_client.step.rules.loop_order import StepPart
 from agent_client.step.rules.machine import Applying, Phase, StepMachine
 from agent_client.step.rules.world_size import slot_among_all
 from agent_client.step.runner import BackgroundThread, StepRunner
-from agent_client.step.script_check import OptimizerWatch, may_skip, refuse_live_objects, warn_of_split_samplers
+from agent_client.step.script_check import (
+    OptimizerWatch,
+    is_in_backward,
+    may_skip,
+    refuse_live_objects,
+    warn_of_split_samplers,
+)
 from agent_client.step.stop_signals import (
     Closable,
     StopSignals,
@@ -253,10 +259,6 @@ class Internals:
     def quorum_id(self) -> int:
         return self.runner.last.quorum_id if self.runner.last else 0
 
-    @property
-    def can_forward_begin(self) -> bool:
-        return any(part.can_begin_step for part in self.parts)
-
     @never_compiled
     def last_slot(self) -> tuple[int, int]:
         """Return this rank's index among all ranks in the last quorum, and their number. Wait for the first quorum."""
@@ -370,7 +372,6 @@ class Internals:
         self.scalers.forget_begun()
 
     def sum_over_group(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Sum a tensor over the ranks in this replica group, in place. Raise RuntimeError if a rank was lost."""
         if self.ranks > 1:
             entry = self.progress.numbers.inside()
             self.thread.submit(lambda: self.runner.sum_over_group(tensor, entry)).result()
@@ -482,10 +483,6 @@ class Internals:
 
     @never_compiled
     def receive_from_first(self, packed: torch.Tensor) -> "Future[torch.Tensor]":
-        """Replace the content of `packed` with that of the first participant whose gradients count.
-
-        `packed` is a one-dimensional uint8 tensor with the same length on all participants. Byte 0 must be 1.
-        """
         entry = self.progress.numbers.over()
         return self.thread.submit(in_stream_order(packed, lambda: self.runner.receive_from_first(packed, entry)))
 
@@ -648,8 +645,3 @@ class Internals:
             machine.skips_batch = False
         self.peers.drop()
         return False
-
-
-def is_in_backward() -> bool:
-    """Return whether this thread is running a backward pass. A forward pass recomputed inside it begins no step."""
-    return torch._C._current_graph_task_id() != -1  # pyright: ignore[reportPrivateUsage]

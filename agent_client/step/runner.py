@@ -243,8 +243,9 @@ class StepRunner:
     def receive_from_first(self, packed: torch.Tensor, entry: Entry) -> torch.Tensor:
         """Replace the content of `packed` with that of the first participant whose gradients count.
 
-        The contents are summed, and all other participants contribute zeros. Byte 0 must be 1. If it is still 1 after
-        the sum, exactly one participant has contributed.
+        `packed` is a one-dimensional uint8 tensor with the same length on all participants. The contents are summed,
+        and all other participants contribute zeros. Byte 0 must be 1. If it is still 1 after the sum, exactly one
+        participant has contributed.
         """
         machine = self.machine
         if not (machine.contributes and machine.share.is_first):
@@ -255,7 +256,6 @@ class StepRunner:
         return packed
 
     def sum_over_group(self, tensor: torch.Tensor, entry: Entry) -> None:
-        """Sum the tensor over the ranks in the group, in place. Raise RuntimeError if a rank was lost."""
         if self.place.group is not None:
             with self.collective(entry, "all_reduce", tensor.shape, within_group=True):
                 self.place.group.all_reduce(tensor)
@@ -333,15 +333,14 @@ class StepRunner:
         In the first step under a quorum, also check that all have run the same number of collectives. In later steps,
         the next announcement would reveal a difference, so run a collective only if nothing was reduced in the step.
         """
-        if self.comparison.compares_end:
-            if self.machine.failure is not None:
-                return self.peers.drop()  # disconnect, because the others are waiting in an exchange
+        if self.comparison.compares_end and self.machine.failure is not None:
+            self.peers.drop()  # disconnect, because the others are waiting in an exchange
+        elif self.comparison.compares_end:
             with self.collective(self.progress.numbers.over(), "all_reduce", within_group=False):
                 if self.comparison.compare_end():
                     self.machine.record_reduction()
         elif not self.machine.has_reduced:
             self._reduce_over_peers(torch.zeros(1), self.progress.numbers.over())
-        return None
 
     # -- on the script's thread
 
@@ -415,7 +414,7 @@ class StepRunner:
         waits_for_healing = assignment.has_healing and assignment.replica_rank not in assignment.healing
         if waits_for_healing and not machine.has_erred:
             return None  # the failure was in the other ranks' transfer
-        machine.count_fault()
+        machine.faults += 1
         if machine.faults >= self.config.max_consecutive_discards:
             names = ", ".join(assignment.replica_ids)
             raise AgentError(

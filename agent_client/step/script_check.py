@@ -75,9 +75,14 @@ def find_fsdp1(module: nn.Module) -> str | None:
     return None
 
 
+def is_in_backward() -> bool:
+    """Return whether this thread is running a backward pass. A forward pass recomputed inside it begins no step."""
+    return torch._C._current_graph_task_id() != -1  # pyright: ignore[reportPrivateUsage]
+
+
 def refuse_step_in_backward(optimizer: Optimizer, state: TrainState) -> None:
     """Raise ConfigurationError if the optimizer is about to step registered parameters inside a backward pass."""
-    if torch.compiler.is_compiling() or torch._C._current_graph_task_id() == -1:  # pyright: ignore[reportPrivateUsage]
+    if torch.compiler.is_compiling() or not is_in_backward():
         return
     registered = set(map(id, state.model.parameters()))
     if any(id(parameter) in registered for group in optimizer.param_groups for parameter in group["params"]):
