@@ -276,9 +276,3 @@ def command_of(pid: int) -> str:
         return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode()
     except OSError:
         return ""
-
-
-@contextlib.contextmanager
-def fork_server() -> Iterator[RankServer]:
-    with RankServer(*PRELOADED) as server:
-        yield server
