@@ -1,11 +1,12 @@
 import importlib
 import json
 import queue
-import socket
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
+from socketserver import ThreadingTCPServer
 from types import SimpleNamespace
 from typing import Any
 
@@ -54,62 +55,40 @@ class Rank:
                 assert not push._push.is_alive()
 
 
-class Receiver:
-    """A server that gives `answer` and closes. With None, it never answers."""
+class Receiver(ThreadingTCPServer):
+    """Gives `answer` to each request and closes the connection. With None, it never answers."""
+
+    daemon_threads = True
 
     def __init__(self, answer: bytes | None) -> None:
+        super().__init__(("127.0.0.1", 0), _Request)
         self.bodies: queue.Queue[dict[str, Any]] = queue.Queue()
-        self._answer, self._held = answer, list[socket.socket]()
-        self._server = socket.create_server(("127.0.0.1", 0))
-        self.url = f"http://127.0.0.1:{self._server.getsockname()[1]}/secret%20path"
-        self._thread = threading.Thread(target=self._serve, daemon=True)
-        self._thread.start()
+        self.answer, self.has_ended = answer, threading.Event()
+        self.url = f"http://127.0.0.1:{self.server_address[1]}/secret%20path"
 
-    def _serve(self) -> None:
-        while True:
-            try:
-                connection, _ = self._server.accept()
-            except OSError:
-                return
-            try:
-                body = _read_body(connection)
-            except ConnectionError:  # the client was killed
-                connection.close()
-                continue
-            self.bodies.put(json.loads(body))
-            if self._answer is None:
-                self._held.append(connection)
-                continue
-            with connection, suppress(ConnectionError):  # the client was killed
-                connection.sendall(self._answer)
-
-    def close(self) -> None:
-        self._server.shutdown(socket.SHUT_RDWR)
-        self._server.close()
-        self._thread.join(DEADLINE_S)
-        for each in self._held:
-            each.close()
+    def handle_error(self, request: object, client_address: object) -> None:
+        """The client was killed."""
 
 
-def _read_body(connection: socket.socket) -> bytes:
-    text, length = b"", 0
-    while b"\r\n\r\n" not in text or len(text.partition(b"\r\n\r\n")[2]) < length:
-        if not (received := connection.recv(65536)):
-            raise ConnectionAbortedError("the client closed the connection within its request")
-        text += received
-        for line in text.lower().split(b"\r\n"):
-            if line.startswith(b"content-length:"):
-                length = int(line.partition(b":")[2])
-    return text.partition(b"\r\n\r\n")[2]
+class _Request(BaseHTTPRequestHandler):
+    def do_POST(self) -> None:
+        server: Any = self.server
+        server.bodies.put(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
+        if server.answer is None:
+            server.has_ended.wait()
+        else:
+            self.wfile.write(server.answer)
 
 
 @contextmanager
 def receiver(answer: bytes | None) -> Iterator[Receiver]:
-    found = Receiver(answer)
-    try:
-        yield found
-    finally:
-        found.close()
+    with Receiver(answer) as found:
+        threading.Thread(target=found.serve_forever, args=(0.01,), daemon=True).start()
+        try:
+            yield found
+        finally:
+            found.has_ended.set()
+            found.shutdown()
 
 
 OK = b"HTTP/1.1 204 No Content\r\nContent-Length: 0\r\n\r\n"
