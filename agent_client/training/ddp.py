@@ -195,13 +195,7 @@ class Salvage:
         missing: dict[int, Tensor] = {}
         for kept in self._buckets:
             reduced = self.agent.all_reduce(kept.content.clone(), name=kept.name, followed_by=kept.rest).result()
-            sizes = [parameter.numel() for parameter in kept.parameters]
-            for parameter, mean in zip(kept.parameters, reduced.split(sizes), strict=True):
-                # Like torch, use the memory order of the parameter if its memory has no gaps.
-                if has_no_gaps(parameter.shape, parameter.stride()):
-                    mean = mean.as_strided(parameter.shape, parameter.stride())
-                else:
-                    mean = mean.view(parameter.shape)
+            for parameter, mean in zip(kept.parameters, _views(reduced, kept.parameters), strict=True):
                 if parameter.grad is None:
                     missing[id(parameter)] = mean
                 else:
@@ -220,6 +214,20 @@ class Salvage:
                 parameter.grad = missing[id(parameter)].clone()
             elif here and not anywhere:
                 parameter.grad = None
+
+
+def _views(content: Tensor, parameters: Sequence[Tensor]) -> list[Tensor]:
+    """Return the gradients of `parameters` as views of a bucket's content.
+
+    Like torch, use the memory order of a parameter if its memory has no gaps.
+    """
+    pieces = content.split([parameter.numel() for parameter in parameters])
+    return [
+        piece.as_strided(parameter.shape, parameter.stride())
+        if has_no_gaps(parameter.shape, parameter.stride())
+        else piece.view(parameter.shape)
+        for parameter, piece in zip(parameters, pieces, strict=True)
+    ]
 
 
 class DistributedDataParallel(parallel.DistributedDataParallel):
@@ -350,10 +358,8 @@ class DistributedDataParallel(parallel.DistributedDataParallel):
         for bucket in self.reducer._get_zeros_like_grad_buckets():
             name, rest = self._reduction.bucket_name(bucket.index()), self._reduction.following(bucket.index())
             mean = self._agent.all_reduce(bucket.buffer(), name=name, followed_by=rest).result()
-            parameters = bucket.parameters()
-            pieces = mean.split([parameter.numel() for parameter in parameters])
-            for parameter, piece in zip(parameters, pieces, strict=True):
-                parameter.grad = piece.view_as(parameter).clone(memory_format=torch.preserve_format)
+            for parameter, view in zip(bucket.parameters(), _views(mean, bucket.parameters()), strict=True):
+                parameter.grad = view.clone(memory_format=torch.preserve_format)
         if self.find_unused_parameters:
             self._group.contribute_zeros()
         self._reduction.reset()

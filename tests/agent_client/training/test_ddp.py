@@ -53,6 +53,14 @@ class Branches(torch.nn.Module):
         return self.branches[branch](self.stem(images))
 
 
+def strided() -> torch.nn.Sequential:
+    """Its parameters lie in memory in another order than contiguous ones: channels_last, and transposed."""
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3), torch.nn.Flatten(), torch.nn.Linear(16, 2, bias=False))
+    model[-1].weight = torch.nn.Parameter(torch.randn(16, 2).t())
+    return model.to(memory_format=torch.channels_last)  # pyright: ignore[reportCallIssue]
+
+
 class Peers(LoneAgent):
     """An agent whose peers' buckets are known beforehand: all_reduce is the mean with theirs, on another thread."""
 
@@ -219,6 +227,19 @@ def test_a_step_that_has_lost_its_peer_keeps_its_gradients_until_its_vote() -> N
         model = ours(Branches(), agent, **FIND_UNUSED)
         backward(model, 0, 0, 0)
         assert [gradient is None for gradient in gradients(model)] == [False] * 4 + [True] * 2
+
+
+def test_who_skips_a_batch_takes_the_mean_in_the_memory_order_of_its_parameters() -> None:
+    """A bucket holds each gradient in that order, so another one would move the groups apart."""
+    with peers() as agent, peers() as skipping_agent:
+        model, skipping = ours(strided(), agent), ours(strided(), skipping_agent)
+        model(torch.randn(2, 3, 4, 4)).square().mean().backward()
+        skipping_agent.meet(agent.seen)
+        assert skipping.contribute_zeros()
+        for one, other in zip(gradients(model), gradients(skipping), strict=True):
+            assert one is not None
+            assert other is not None
+            assert torch.equal(one / 2, other)
 
 
 def test_an_error_of_the_agent_ends_the_backward_pass() -> None:
