@@ -5,7 +5,6 @@ objects in the process, once before the first vote. `OptimizerWatch` observes wh
 and whether their steps finish (Applying in rules/machine.py).
 """
 
-import gc
 import logging
 from collections.abc import Callable
 from typing import Any
@@ -150,20 +149,17 @@ class OptimizerWatch:
 
 def may_skip() -> bool:
     """Return whether the process has an enabled GradScaler, which may skip a step on all ranks."""
-    return any(issubclass(type(thing), torch.amp.GradScaler) and thing.is_enabled() for thing in gc.get_objects())
+    return any(scaler.is_enabled() for scaler in live_objects(torch.amp.GradScaler))
 
 
 def warn_of_split_samplers(group_world_size: int, groups: int) -> None:
-    """Warn if a DistributedSampler divides the training data among the ranks in this group only.
-
-    This searches every object in the process, which takes about 50 ms.
-    """
-    for thing in gc.get_objects():
-        if issubclass(type(thing), DistributedSampler) and thing.shuffle and thing.num_replicas <= group_world_size:
+    """Warn if a DistributedSampler divides the training data among the ranks in this group only."""
+    for sampler in live_objects(DistributedSampler):
+        if sampler.shuffle and sampler.num_replicas <= group_world_size:
             log.warning(
                 "a DistributedSampler divides its %d samples among the %d ranks of this replica group only: each "
                 "of the %d groups trains on the same samples. Use StepSampler(len(data), batch_size, agent), or "
                 "StepLoader.of(loader, agent), which divide them among the ranks of all groups",
-                *(len(thing.dataset), thing.num_replicas, groups),
+                *(len(sampler.dataset), sampler.num_replicas, groups),
             )
             return
