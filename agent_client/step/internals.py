@@ -15,7 +15,7 @@ from concurrent.futures import Future
 from typing import Any, TypeVar
 
 import torch
-from torch.distributed import HashStore, Store
+from torch.distributed import HashStore
 from torch.optim import Optimizer
 
 from agent_client.collectives.gloo import GlooGroup
@@ -39,7 +39,7 @@ from agent_client.step.rendezvous import GroupPlace
 from agent_client.step.rules.comparison import DataChoice, DataUses
 from agent_client.step.rules.loop_order import StepPart
 from agent_client.step.rules.machine import Applying, Phase, StepMachine
-from agent_client.step.rules.world_size import slot_among_all
+from agent_client.step.rules.world_size import WorldSizeMode, slot_among_all
 from agent_client.step.runner import BackgroundThread, StepRunner
 from agent_client.step.script_check import (
     OptimizerWatch,
@@ -218,7 +218,7 @@ class Internals:
         repeats, is that of all reductions in the step.
         """
         world_size = self.machine.world_size
-        if world_size.depends_on_quorum:
+        if world_size.mode is not WorldSizeMode.DYNAMIC:
             raise ConfigurationError(
                 f"salvage: in {world_size.mode} mode the next quorum may assign other microbatches to this group than "
                 "those that it has computed, so that one would count twice and another not at all; leave salvage out, "
@@ -231,10 +231,6 @@ class Internals:
         """True if all reductions of this step can be repeated. A GradScaler would have to unscale the result again."""
         has_all = 0 < self._count_kept() == self.machine.reductions
         return has_all and self.machine.is_salvageable and not self.scalers.may_skip
-
-    @property
-    def group_store(self) -> Store | None:
-        return self.place.group.store if self.place.group else None
 
     def group_for_torch(self) -> ObservedGroup:
         """Return a process group of this replica group's ranks, for a torch module that communicates among them."""

@@ -122,7 +122,9 @@ class StepRunner:
             if comparison.is_on and machine.failure is None:
                 compare = comparison.agree_on_options if is_first else lambda: comparison.compare_state(assignment)
                 attempt.run("comparing", compare)
-            if self._shares_by_speed(assignment) and (has_changed or assignment.max_step >= comparison.shares_due):
+            can_share = self.config.share_by_speed and comparison.is_on and machine.failure is None
+            is_due = has_changed or assignment.max_step >= comparison.shares_due
+            if can_share and is_due and assignment.contributors <= machine.world_size.size:
                 attempt.run("comparing speeds", lambda: comparison.agree_on_shares(assignment))
         if assignment.has_healing and not assignment.heals and machine.failure is None:
             healing = [assignment.replica_ids[place] for place in assignment.healing]
@@ -132,10 +134,6 @@ class StepRunner:
         if not assignment.catches_up:
             self._heal(assignment)
         return None
-
-    def _shares_by_speed(self, assignment: Assignment) -> bool:
-        can_share = self.comparison.is_on and self.machine.failure is None
-        return self.config.share_by_speed and can_share and assignment.contributors <= self.machine.world_size.size
 
     def _request_quorum(self) -> Assignment | LighthouseError:
         """Request the quorum, and retry while the manager is unreachable.

@@ -425,9 +425,10 @@ class CheckpointFolder:
         """
         if len(self._disk) == self._ranks:
             return [own]
-        store = self._agent.internals.group_store
-        if store is None:
+        group = self._agent.internals.place.group
+        if group is None:
             return None
+        store = group.store
         key = f"checkpoints/{self._nonce}/"
         store.set(f"{key}{self._rank}", json.dumps(sorted(own)))
         keys = [f"{key}{rank}" for rank in range(self._ranks)]

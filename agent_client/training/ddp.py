@@ -173,10 +173,6 @@ class Salvage:
             if (gradient := parameter.grad) is not None
         }
 
-    @property
-    def held_bytes(self) -> int:
-        return sum(kept.content.nbytes for kept in self._buckets)
-
     def keep_bucket(self, bucket: GradBucket, name: str, rest: Sequence[Part]) -> None:
         if bucket.index() == 0:
             self._buckets, self._used = [], None
@@ -184,7 +180,8 @@ class Salvage:
         self._buckets.append(_Kept(bucket.parameters(), bucket.buffer().clone(), name, rest))
         if bucket.is_last() and not self._is_logged:
             self._is_logged = True
-            log.info("salvage: %.1f MiB of gradients are kept for each step", self.held_bytes / MIB)
+            held_bytes = sum(kept.content.nbytes for kept in self._buckets)
+            log.info("salvage: %.1f MiB of gradients are kept for each step", held_bytes / MIB)
 
     def keep_used(self, used: Tensor, name: str) -> None:
         """Keep `used`, the map of parameters that this rank has used. reduce_again() reduces it as `name`."""

@@ -24,7 +24,7 @@ class Internals:
     """What a CheckpointFolder needs of an Agent that has no manager and no supervisor."""
 
     def __init__(self, group_store: Store | None = None) -> None:
-        self.group_store = group_store
+        self.place = SimpleNamespace(group=group_store and SimpleNamespace(store=group_store))
         self.last_saves, self.attached = list[object](), set[object]()
         self.manager = SimpleNamespace(watch=SimpleNamespace(has_fault=lambda kind: False))
 
