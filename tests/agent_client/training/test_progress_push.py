@@ -12,7 +12,6 @@ from typing import Any
 
 import pytest
 
-import agent_client
 from agent_client.errors import ConfigurationError
 from agent_client.step.stop_signals import close_each
 from agent_client.training import progress_push
@@ -309,7 +308,3 @@ def test_mlflow_receives_the_values_in_the_run_of_the_script(monkeypatch: pytest
             rank.join()
     assert mlflow.get_run(run.info.run_id).data.metrics["lighthouse/step"] == 2.0
     assert len(mlflow.search_runs()) == 1
-
-
-def test_it_is_exported() -> None:
-    assert agent_client.push_progress is push_progress
