@@ -212,7 +212,7 @@ class StepRunner:
         one, and are announced together with it. `entry` is the reduction's entry in the progress report.
         """
         group, divides_first = self.place.group, is_half(tensor.dtype)
-        summed = tensor.to(dtype_of_sum(tensor.dtype, self.config.reduce_dtype))
+        summed = in_order(tensor.to(dtype_of_sum(tensor.dtype, self.config.reduce_dtype)))
         if group is not None and within_group:
             if divides_first:
                 summed /= self.place.group_world_size
@@ -255,8 +255,11 @@ class StepRunner:
 
     def sum_over_group(self, tensor: torch.Tensor, entry: Entry) -> None:
         if self.place.group is not None:
+            summed = in_order(tensor)
             with self.collective(entry, "all_reduce", tensor.shape, within_group=True):
-                self.place.group.all_reduce(tensor)
+                self.place.group.all_reduce(summed)
+            if summed is not tensor:
+                tensor.copy_(summed)
 
     def collective(self, entry: Entry, operation: str, shape: Shape = "", *, within_group: bool) -> Block:
         number = self.progress.numbers.number_of(entry, within_group=within_group)
@@ -445,6 +448,11 @@ def log_quorum(before: Assignment | None, now: Assignment) -> None:
     text += f"; joined: {join_names(admitted)}" if admitted else ""
     text += f"; without: {join_names(gone)}" if gone else ""
     log.info("quorum %d: %s", now.quorum_id, text)
+
+
+def in_order(tensor: torch.Tensor) -> torch.Tensor:
+    """Return the tensor, or a copy if its elements are not adjacent and in order in memory: gloo sums the memory."""
+    return tensor.contiguous() if tensor.layout is torch.strided else tensor
 
 
 def is_finite(tensor: torch.Tensor) -> bool:
