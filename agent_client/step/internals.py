@@ -1,7 +1,7 @@
 """The Agent's internals: its components, and the part of a step that runs on the script's thread.
 
 agent_client.training and the integrations use them as `agent.internals`. Training scripts do not use them. A module
-registers itself (`add_part`) and reports its forward and backward passes. From the order of these, `Internals` detects
+registers itself in `parts` and reports its forward and backward passes. From the order of these, `Internals` detects
 steps that the script has abandoned (rules/loop_order.py).
 """
 
@@ -16,7 +16,7 @@ from concurrent.futures import Future
 from typing import Any, TypeVar
 
 import torch
-from torch.distributed import HashStore, Store
+from torch.distributed import HashStore
 from torch.optim import Optimizer
 
 from agent_client.collectives.gloo import GlooGroup
@@ -40,14 +40,20 @@ from agent_client.step.rendezvous import GroupPlace
 from agent_client.step.rules.comparison import DataChoice, DataUses
 from agent_client.step.rules.loop_order import StepPart
 from agent_client.step.rules.machine import Applying, Phase, StepMachine
-from agent_client.step.rules.world_size import slot_among_all
+from agent_client.step.rules.world_size import WorldSizeMode, slot_among_all
 from agent_client.step.runner import BackgroundThread, StepRunner
-from agent_client.step.script_check import OptimizerWatch, may_skip, refuse_live_objects, warn_of_split_samplers
+from agent_client.step.script_check import (
+    OptimizerWatch,
+    is_in_backward,
+    may_skip,
+    refuse_live_objects,
+    warn_of_split_samplers,
+)
 from agent_client.step.stop_signals import (
     Closable,
     StopSignals,
     close_at_end,
-    close_attached,
+    close_each,
     forget_closed,
     uninterrupted,
 )
@@ -135,6 +141,8 @@ class Internals:
         self.optimizer_watch = OptimizerWatch(state, self.applying)
         self.data_uses = DataUses()
         self.commit_callbacks: list[Callable[[int], object]] = []
+        self.attached: weakref.WeakSet[Closable] = weakref.WeakSet()
+        """Objects that are closed with the Agent."""
         self.last_saves: list[Callable[[float], object]] = []
         """Functions that save a checkpoint within the given seconds. Called after a drain if no other group stays."""
         self.last_vote: tuple[weakref.ref[Optimizer], int] | None = None
@@ -185,7 +193,8 @@ class Internals:
         self.peers.close()
         self.healing.close()
         self.place.close()
-        close_attached(self._agent)
+        close_each(self.attached)
+        self.attached.clear()
 
     # -- settings that modules and optimizers change once
 
@@ -218,7 +227,7 @@ class Internals:
         repeats, is that of all reductions in the step.
         """
         world_size = self.machine.world_size
-        if world_size.depends_on_quorum:
+        if world_size.mode is not WorldSizeMode.DYNAMIC:
             raise ConfigurationError(
                 f"salvage: in {world_size.mode} mode the next quorum may assign other microbatches to this group than "
                 "those that it has computed, so that one would count twice and another not at all; leave salvage out, "
@@ -231,10 +240,6 @@ class Internals:
         """True if all reductions of this step can be repeated. A GradScaler would have to unscale the result again."""
         has_all = 0 < self._count_kept() == self.machine.reductions
         return has_all and self.machine.is_salvageable and not self.scalers.may_skip
-
-    @property
-    def group_store(self) -> Store | None:
-        return self.place.group.store if self.place.group else None
 
     def group_for_torch(self) -> ObservedGroup:
         """Return a process group of this replica group's ranks, for a torch module that communicates among them."""
@@ -258,10 +263,6 @@ class Internals:
     @property
     def quorum_id(self) -> int:
         return self.runner.last.quorum_id if self.runner.last else 0
-
-    @property
-    def can_forward_begin(self) -> bool:
-        return any(part.can_begin_step for part in self.parts)
 
     @never_compiled
     def last_slot(self) -> tuple[int, int]:
@@ -377,7 +378,6 @@ class Internals:
         self.scalers.forget_begun()
 
     def sum_over_group(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Sum a tensor over the ranks in this replica group, in place. Raise RuntimeError if a rank was lost."""
         if self.ranks > 1:
             entry = self.progress.numbers.inside()
             self.thread.submit(lambda: self.runner.sum_over_group(tensor, entry)).result()
@@ -489,10 +489,6 @@ class Internals:
 
     @never_compiled
     def receive_from_first(self, packed: torch.Tensor) -> "Future[torch.Tensor]":
-        """Replace the content of `packed` with that of the first participant whose gradients count.
-
-        `packed` is a one-dimensional uint8 tensor with the same length on all participants. Byte 0 must be 1.
-        """
         entry = self.progress.numbers.over()
         return self.thread.submit(in_stream_order(packed, lambda: self.runner.receive_from_first(packed, entry)))
 
@@ -672,11 +668,6 @@ class Internals:
             machine.skips_batch = False
         self.peers.drop()
         return False
-
-
-def is_in_backward() -> bool:
-    """Return whether this thread is running a backward pass. A forward pass recomputed inside it begins no step."""
-    return torch._C._current_graph_task_id() != -1  # pyright: ignore[reportPrivateUsage]
 
 
 def uncompiled(module: Any) -> Any:

@@ -122,7 +122,9 @@ class StepRunner:
             if comparison.is_on and machine.failure is None:
                 compare = comparison.agree_on_options if is_first else lambda: comparison.compare_state(assignment)
                 attempt.run("comparing", compare)
-            if self._shares_by_speed(assignment) and (has_changed or assignment.max_step >= comparison.shares_due):
+            can_share = self.config.share_by_speed and comparison.is_on and machine.failure is None
+            is_due = has_changed or assignment.max_step >= comparison.shares_due
+            if can_share and is_due and assignment.contributors <= machine.world_size.size:
                 attempt.run("comparing speeds", lambda: comparison.agree_on_shares(assignment))
         if assignment.has_healing and not assignment.heals and machine.failure is None:
             healing = [assignment.replica_ids[place] for place in assignment.healing]
@@ -132,10 +134,6 @@ class StepRunner:
         if not assignment.catches_up:
             self._heal(assignment)
         return None
-
-    def _shares_by_speed(self, assignment: Assignment) -> bool:
-        can_share = self.comparison.is_on and self.machine.failure is None
-        return self.config.share_by_speed and can_share and assignment.contributors <= self.machine.world_size.size
 
     def _request_quorum(self) -> Assignment | LighthouseError:
         """Request the quorum, and retry while the manager is unreachable.
@@ -227,7 +225,7 @@ class StepRunner:
         self, tensor: torch.Tensor, within_group: bool, entry: Entry, name: str, following: Sequence[Part]
     ) -> torch.Tensor:
         group, divides_first = self.place.group, is_half(tensor.dtype)
-        summed = tensor.to(dtype_of_sum(tensor.dtype, self.config.reduce_dtype))
+        summed = in_order(tensor.to(dtype_of_sum(tensor.dtype, self.config.reduce_dtype)))
         if group is not None and within_group:
             if divides_first:
                 summed /= self.place.group_world_size
@@ -256,8 +254,9 @@ class StepRunner:
     def receive_from_first(self, packed: torch.Tensor, entry: Entry) -> torch.Tensor:
         """Replace the content of `packed` with that of the first participant whose gradients count.
 
-        The contents are summed, and all other participants contribute zeros. Byte 0 must be 1. If it is still 1 after
-        the sum, exactly one participant has contributed.
+        `packed` is a one-dimensional uint8 tensor with the same length on all participants. The contents are summed,
+        and all other participants contribute zeros. Byte 0 must be 1. If it is still 1 after the sum, exactly one
+        participant has contributed.
         """
         machine = self.machine
         if not (machine.contributes and machine.share.is_first):
@@ -268,10 +267,12 @@ class StepRunner:
         return packed
 
     def sum_over_group(self, tensor: torch.Tensor, entry: Entry) -> None:
-        """Sum the tensor over the ranks in the group, in place. Raise RuntimeError if a rank was lost."""
         if self.place.group is not None:
+            summed = in_order(tensor)
             with self.collective(entry, "all_reduce", tensor.shape, within_group=True):
-                self.place.group.all_reduce(tensor)
+                self.place.group.all_reduce(summed)
+            if summed is not tensor:
+                tensor.copy_(summed)
 
     def collective(self, entry: Entry, operation: str, shape: Shape = "", *, within_group: bool) -> Block:
         number = self.progress.numbers.number_of(entry, within_group=within_group)
@@ -346,15 +347,14 @@ class StepRunner:
         In the first step under a quorum, also check that all have run the same number of collectives. In later steps,
         the next announcement would reveal a difference, so run a collective only if nothing was reduced in the step.
         """
-        if self.comparison.compares_end:
-            if self.machine.failure is not None:
-                return self.peers.drop()  # disconnect, because the others are waiting in an exchange
+        if self.comparison.compares_end and self.machine.failure is not None:
+            self.peers.drop()  # disconnect, because the others are waiting in an exchange
+        elif self.comparison.compares_end:
             with self.collective(self.progress.numbers.over(), "all_reduce", within_group=False):
                 if self.comparison.compare_end():
                     self.machine.record_reduction()
         elif not self.machine.has_reduced:
             self._reduce_over_peers(torch.zeros(1), self.progress.numbers.over())
-        return None
 
     # -- on the script's thread
 
@@ -428,7 +428,7 @@ class StepRunner:
         waits_for_healing = assignment.has_healing and assignment.replica_rank not in assignment.healing
         if waits_for_healing and not machine.has_erred:
             return None  # the failure was in the other ranks' transfer
-        machine.count_fault()
+        machine.faults += 1
         if machine.faults >= self.config.max_consecutive_discards:
             names = ", ".join(assignment.replica_ids)
             raise AgentError(
@@ -461,6 +461,11 @@ def log_quorum(before: Assignment | None, now: Assignment) -> None:
     text += f"; joined: {join_names(admitted)}" if admitted else ""
     text += f"; without: {join_names(gone)}" if gone else ""
     log.info("quorum %d: %s", now.quorum_id, text)
+
+
+def in_order(tensor: torch.Tensor) -> torch.Tensor:
+    """Return the tensor, or a copy if its elements are not adjacent and in order in memory: gloo sums the memory."""
+    return tensor.contiguous() if tensor.layout is torch.strided else tensor
 
 
 def is_finite(tensor: torch.Tensor) -> bool:

@@ -5,7 +5,6 @@ objects in the process, once before the first vote. `OptimizerWatch` observes wh
 and whether their steps finish (Applying in rules/machine.py).
 """
 
-import gc
 import logging
 import math
 from collections.abc import Callable
@@ -96,9 +95,14 @@ def find_fsdp1(module: nn.Module) -> str | None:
     return None
 
 
+def is_in_backward() -> bool:
+    """Return whether this thread is running a backward pass. A forward pass recomputed inside it begins no step."""
+    return torch._C._current_graph_task_id() != -1  # pyright: ignore[reportPrivateUsage]
+
+
 def refuse_step_in_backward(optimizer: Optimizer, state: TrainState) -> None:
     """Raise ConfigurationError if the optimizer is about to step registered parameters inside a backward pass."""
-    if torch.compiler.is_compiling() or torch._C._current_graph_task_id() == -1:  # pyright: ignore[reportPrivateUsage]
+    if torch.compiler.is_compiling() or not is_in_backward():
         return
     registered = set(map(id, state.model.parameters()))
     if any(id(parameter) in registered for group in optimizer.param_groups for parameter in group["params"]):
@@ -166,18 +170,13 @@ class OptimizerWatch:
 
 def may_skip() -> bool:
     """Return whether the process has an enabled GradScaler, which may skip a step on all ranks."""
-    return any(issubclass(type(thing), torch.amp.GradScaler) and thing.is_enabled() for thing in gc.get_objects())
+    return any(scaler.is_enabled() for scaler in live_objects(torch.amp.GradScaler))
 
 
 def warn_of_split_samplers(group_world_size: int, groups: int) -> None:
-    """Warn if a DistributedSampler divides the training data among the ranks in this group only.
-
-    This searches every object in the process, which takes about 50 ms.
-    """
-    for thing in gc.get_objects():
-        if not issubclass(type(thing), DistributedSampler):
-            continue
-        found = vars(thing)  # a subclass that does not call __init__ has none of these
+    """Warn if a DistributedSampler divides the training data among the ranks in this group only."""
+    for sampler in live_objects(DistributedSampler):
+        found = vars(sampler)  # a subclass that does not call __init__ has none of these
         replicas = found.get("num_replicas", math.inf)
         if found.get("shuffle") and replicas <= group_world_size:
             log.warning(

@@ -92,7 +92,6 @@ class Closable(Protocol):
 
 _open: "weakref.WeakKeyDictionary[Closable, bool]" = weakref.WeakKeyDictionary()
 """Open objects, and whether each of them is closed only when the process exits."""
-_attached: "weakref.WeakKeyDictionary[object, weakref.WeakSet[Closable]]" = weakref.WeakKeyDictionary()
 
 
 def close_at_end(closable: Closable, *, is_of_process: bool = False) -> None:
@@ -105,14 +104,6 @@ def close_at_end(closable: Closable, *, is_of_process: bool = False) -> None:
 
 def forget_closed(closed: Closable) -> None:
     _open.pop(closed, None)
-
-
-def close_with(owner: object, closable: Closable) -> None:
-    _attached.setdefault(owner, weakref.WeakSet()).add(closable)
-
-
-def close_attached(owner: object) -> None:
-    close_each(_attached.pop(owner, ()))
 
 
 def opened() -> list[Closable]:

@@ -38,7 +38,6 @@ from agent_client.state.random_state import random_state, restore_random
 from agent_client.state.snapshot import StateMismatch
 from agent_client.state.tree import CorruptState, State
 from agent_client.step.agent import Agent
-from agent_client.step.stop_signals import close_with
 from lighthouse_protocol.messages.chaos import FaultKind
 from lighthouse_protocol.messages.membership import Tag
 
@@ -109,7 +108,7 @@ class CheckpointFolder:
         self._own: list[Path] = []
         self._warned: set[str] = set()
         self._folder.mkdir(parents=True, exist_ok=True)
-        close_with(agent, self)
+        agent.internals.attached.add(self)
         agent.internals.last_saves.append(self._save_last)
 
     def save(self) -> Path | None:
@@ -432,9 +431,10 @@ class CheckpointFolder:
         """
         if len(self._disk) == self._ranks:
             return [own]
-        store = self._agent.internals.group_store
-        if store is None:
+        group = self._agent.internals.place.group
+        if group is None:
             return None
+        store = group.store
         key = f"checkpoints/{self._nonce}/"
         store.set(f"{key}{self._rank}", json.dumps(sorted(own)))
         keys = [f"{key}{rank}" for rank in range(self._ranks)]

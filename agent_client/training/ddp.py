@@ -51,26 +51,14 @@ HEAD_BYTES = 16
 """Size of the mark, padded with zeros so that tensors of any dtype after it are aligned."""
 
 
-@dataclass(frozen=True, slots=True)
-class _BufferGroup:
-    """Buffers of the same dtype on the same device, which are copied in one call."""
+def _flat_copy(buffers: list[Tensor]) -> Tensor:
+    """Return the content of `buffers`, which have the same dtype and device, as a one-dimensional tensor."""
+    flat = flatten(buffers)
+    return flat.clone() if len(buffers) == 1 else flat  # torch does not copy a single buffer
 
-    buffers: list[Tensor]
 
-    def flat(self) -> Tensor:
-        flat = flatten(self.buffers)
-        return flat.clone() if len(self.buffers) == 1 else flat  # torch does not copy a single buffer
-
-    def assign(self, flat: Tensor) -> None:
-        torch._foreach_copy_(self.buffers, unflatten(flat, self.buffers))  # pyright: ignore[reportPrivateUsage]
-
-    @property
-    def nbytes(self) -> int:
-        return sum(buffer.nbytes for buffer in self.buffers)
-
-    @property
-    def dtype(self) -> torch.dtype:
-        return self.buffers[0].dtype
+def _assign(buffers: list[Tensor], flat: Tensor) -> None:
+    torch._foreach_copy_(buffers, unflatten(flat, buffers))  # pyright: ignore[reportPrivateUsage]
 
 
 class SharedBuffers:
@@ -85,34 +73,34 @@ class SharedBuffers:
         self._internals, self._machine = agent.internals, agent.internals.machine
         self._find = find
         self._before: tuple[Tag, int, list[Tensor]] | None = None
-        self._coming: list[tuple[list[_BufferGroup], Future[Tensor]]] = []
+        self._coming: list[tuple[list[list[Tensor]], Future[Tensor]]] = []
 
     def begin_step(self) -> None:
         machine = self._machine
         began = machine.tag, machine.ended
         if self._before is None or self._before[:2] != began:
             with torch.no_grad():
-                self._before = (*began, [alike.flat() for alike in self._group_buffers()])
+                self._before = (*began, list(map(_flat_copy, self._group_buffers())))
 
     @torch.no_grad()
     def start(self) -> None:
         """Start receiving the buffers of the first participant. Do nothing if this group is the only participant."""
         self._coming = []
         if self._machine.has_peers:
-            for device, on_device in groupby(self._group_buffers(), lambda alike: alike.buffers[0].device):
+            for device, on_device in groupby(self._group_buffers(), lambda alike: alike[0].device):
                 found = list(on_device)
                 head = torch.zeros(HEAD_BYTES, dtype=torch.uint8, device=device)
                 head[0] = MARK
-                packed = torch.cat([head, *(alike.flat().view(torch.uint8) for alike in found)])
+                packed = torch.cat([head, *(_flat_copy(alike).view(torch.uint8) for alike in found)])
                 self._coming.append((found, self._internals.receive_from_first(packed)))
 
     @torch.no_grad()
     def end_step(self, *, is_committed: bool) -> None:
         if is_committed:
             for found, packed in self._coming:
-                contents = packed.result()[HEAD_BYTES:].split([alike.nbytes for alike in found])
-                for alike, content in zip(found, contents, strict=True):
-                    alike.assign(content.view(alike.dtype))
+                sizes = [sum(buffer.nbytes for buffer in alike) for alike in found]
+                for alike, content in zip(found, packed.result()[HEAD_BYTES:].split(sizes), strict=True):
+                    _assign(alike, content.view(alike[0].dtype))
         else:
             self.restore()
         self._before, self._coming = None, []
@@ -122,16 +110,16 @@ class SharedBuffers:
         # If the tag has changed, a peer's state has been installed since then.
         if self._before is not None and self._before[0] == self._machine.tag:
             for alike, before in zip(self._group_buffers(), self._before[2], strict=True):
-                alike.assign(before)
+                _assign(alike, before)
 
-    def _group_buffers(self) -> list[_BufferGroup]:
+    def _group_buffers(self) -> list[list[Tensor]]:
         """Group the buffers by device and dtype, the widest dtype first, so that each buffer is aligned."""
         found: dict[tuple[torch.device, torch.dtype], list[Tensor]] = {}
         for buffer in self._find():
             if buffer.numel():
                 found.setdefault((buffer.device, buffer.dtype), []).append(buffer)
         keys = sorted(found, key=lambda key: (str(key[0]), -key[1].itemsize, str(key[1])))
-        return [_BufferGroup(found[key]) for key in keys]
+        return [found[key] for key in keys]
 
 
 MIB = 2**20
@@ -189,10 +177,6 @@ class Salvage:
             if (gradient := parameter.grad) is not None
         }
 
-    @property
-    def held_bytes(self) -> int:
-        return sum(kept.content.nbytes for kept in self._buckets)
-
     def keep_bucket(self, bucket: GradBucket, name: str, rest: Sequence[Part]) -> None:
         if bucket.index() == 0:
             self._buckets, self._used = [], None
@@ -200,7 +184,8 @@ class Salvage:
         self._buckets.append(_Kept(bucket.parameters(), bucket.buffer().clone(), name, rest))
         if bucket.is_last() and not self._is_logged:
             self._is_logged = True
-            log.info("salvage: %.1f MiB of gradients are kept for each step", self.held_bytes / MIB)
+            held_bytes = sum(kept.content.nbytes for kept in self._buckets)
+            log.info("salvage: %.1f MiB of gradients are kept for each step", held_bytes / MIB)
 
     def keep_used(self, used: Tensor, name: str) -> None:
         """Keep `used`, the map of parameters that this rank has used. reduce_again() reduces it as `name`."""
@@ -211,13 +196,7 @@ class Salvage:
         missing: dict[int, Tensor] = {}
         for kept in self._buckets:
             reduced = self.agent.all_reduce(kept.content.clone(), name=kept.name, followed_by=kept.rest).result()
-            sizes = [parameter.numel() for parameter in kept.parameters]
-            for parameter, mean in zip(kept.parameters, reduced.split(sizes), strict=True):
-                # Like torch, use the memory order of the parameter if its memory has no gaps.
-                if has_no_gaps(parameter.shape, parameter.stride()):
-                    mean = mean.as_strided(parameter.shape, parameter.stride())
-                else:
-                    mean = mean.view(parameter.shape)
+            for parameter, mean in zip(kept.parameters, _views(reduced, kept.parameters), strict=True):
                 if parameter.grad is None:
                     missing[id(parameter)] = mean
                 else:
@@ -236,6 +215,20 @@ class Salvage:
                 parameter.grad = missing[id(parameter)].clone()
             elif here and not anywhere:
                 parameter.grad = None
+
+
+def _views(content: Tensor, parameters: Sequence[Tensor]) -> list[Tensor]:
+    """Return the gradients of `parameters` as views of a bucket's content.
+
+    Like torch, use the memory order of a parameter if its memory has no gaps.
+    """
+    pieces = content.split([parameter.numel() for parameter in parameters])
+    return [
+        piece.as_strided(parameter.shape, parameter.stride())
+        if has_no_gaps(parameter.shape, parameter.stride())
+        else piece.view(parameter.shape)
+        for parameter, piece in zip(parameters, pieces, strict=True)
+    ]
 
 
 class DistributedDataParallel(parallel.DistributedDataParallel):
@@ -388,10 +381,8 @@ class DistributedDataParallel(parallel.DistributedDataParallel):
         for bucket in self.reducer._get_zeros_like_grad_buckets():
             name, rest = self._reduction.bucket_name(bucket.index()), self._reduction.following(bucket.index())
             mean = self._agent.all_reduce(bucket.buffer(), name=name, followed_by=rest).result()
-            parameters = bucket.parameters()
-            pieces = mean.split([parameter.numel() for parameter in parameters])
-            for parameter, piece in zip(parameters, pieces, strict=True):
-                parameter.grad = piece.view_as(parameter).clone(memory_format=torch.preserve_format)
+            for parameter, view in zip(bucket.parameters(), _views(mean, bucket.parameters()), strict=True):
+                parameter.grad = view.clone(memory_format=torch.preserve_format)
         if self.find_unused_parameters:
             self._group.contribute_zeros()
         self._reduction.reset()

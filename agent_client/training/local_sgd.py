@@ -21,9 +21,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
+from agent_client.state.shards import is_sharded, local_part
 from agent_client.state.train_state import load_uncast
 from agent_client.step.agent import Agent
 from agent_client.step.rules.comparison import DataChoice
@@ -49,8 +49,7 @@ class OuterState:
 
     @property
     def local(self) -> list[Tensor]:
-        detached = [parameter.detach() for parameter in self.parameters]
-        return [tensor.to_local() if isinstance(tensor, DTensor) else tensor for tensor in detached]
+        return [local_part(parameter.detach()) for parameter in self.parameters]
 
     def state_dict(self) -> dict[str, Any]:
         optimizer = self.optimizer.state_dict() if self.optimizer else {}
@@ -212,8 +211,8 @@ class OuterSteps(FaultTolerantOptimizer):
         return is_committed
 
     def _mean(self, index: int, tensor: Tensor) -> "Future[Tensor]":
-        is_sharded = isinstance(self._state.parameters[index], DTensor)
-        return self._agent.all_reduce(tensor, within_group=not is_sharded, name=f"parameter {index}")
+        within_group = not is_sharded(self._state.parameters[index])
+        return self._agent.all_reduce(tensor, within_group=within_group, name=f"parameter {index}")
 
     def _contribute(self, step: int) -> None:
         raise NotImplementedError

@@ -99,8 +99,10 @@ class FaultTolerantOptimizer(Optimizer):
         the step.
         """
         internals = self._agent.internals
-        has_computed, can_forward_begin = internals.machine.has_computed, internals.can_forward_begin
-        if self._order.should_begin_step(has_computed=has_computed, can_forward_begin=can_forward_begin):
+        can_forward_begin = any(part.can_begin_step for part in internals.parts)
+        if self._order.should_begin_step(
+            has_computed=internals.machine.has_computed, can_forward_begin=can_forward_begin
+        ):
             self._agent.start_quorum()
         self.wrapped.zero_grad(set_to_none)
 

@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from agent_client.errors import ConfigurationError, first_line
 from agent_client.step.rules.rates import Commit, StepRates
-from agent_client.step.stop_signals import close_with
 from lighthouse_runtime.net.address import is_http_url
 from lighthouse_runtime.web.webhook import ANSWERED_WITHIN_S, post_json, shown_url
 
@@ -82,7 +81,7 @@ class ProgressPush:
         self._push: threading.Thread | None = None
         self._next_at = time.monotonic() + every_s
         self._error = ""
-        close_with(agent, self)
+        agent.internals.attached.add(self)
 
     def note_commit(self, step: int) -> None:
         now = time.monotonic()

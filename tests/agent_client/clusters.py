@@ -136,6 +136,13 @@ class Cluster:
     def has_ended(self, group: Group) -> bool:
         return None not in self.statuses(group)
 
+    def wait_ended(self, within_s: float = 300.0) -> str:
+        """Until all ranks have ended, and well. Their last words."""
+        eventually(lambda: all(map(self.has_ended, self.groups)), "all have ended", within_s)
+        logs = "\n".join(self.log(group, 0) for group in self.groups)
+        assert [self.statuses(group) for group in self.groups] == [[0] * self.ranks] * len(self.groups), logs
+        return logs
+
     def statuses(self, group: Group) -> list[int | None]:
         """Of the present ranks; None while one runs."""
         return [rank.status for rank in group.ranks]
@@ -227,9 +234,7 @@ def check_heals(cluster: Cluster, steps: int, accuracy: float, *, before: int, w
     cluster.kill(victim)
     step = cluster.committed(survivor)[-1]["step"]
     cluster.start_groups(victim)
-    eventually(lambda: all(map(cluster.has_ended, cluster.groups)), "all have ended", within_s)
-    logs = "\n".join(cluster.log(group, 0) for group in cluster.groups)
-    assert [cluster.statuses(group) for group in cluster.groups] == [[0] * cluster.ranks] * 2, logs
+    cluster.wait_ended(within_s)
     assert cluster.committed(victim)[0]["step"] > step
     for rank in range(cluster.ranks):  # ranks may hold different shards, or buffers until the next forward pass
         ends = [read_events(cluster.events(group, rank))[-1] for group in cluster.groups]
@@ -276,9 +281,3 @@ def command_of(pid: int) -> str:
         return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode()
     except OSError:
         return ""
-
-
-@contextlib.contextmanager
-def fork_server() -> Iterator[RankServer]:
-    with RankServer(*PRELOADED) as server:
-        yield server

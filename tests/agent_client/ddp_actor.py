@@ -101,7 +101,7 @@ class DdpActor(AgentActor):
 
     def held_bytes(self) -> int:
         assert self.model.salvage is not None
-        return self.model.salvage.held_bytes
+        return sum(kept.content.nbytes for kept in self.model.salvage._buckets)
 
     def _pause(self, gradient: torch.Tensor) -> None:
         self.computing.set()

@@ -68,7 +68,7 @@ class LoneAgent:
     def applying(self) -> AbstractContextManager[None]:
         return nullcontext()
 
-    has_computed = can_forward_begin = False
+    has_computed, parts = False, ()
 
     def call_on_commit(self) -> None:
         """Nothing waits for it."""

@@ -73,22 +73,6 @@ class Everything(AdaptivelyClipped, Scaled):
         return self.agent.was_committed
 
 
-class Closure(Ddp):
-    """Forward, zero and backward are all in the step."""
-
-    def prepare(self) -> None: ...
-
-    def iterate(self) -> bool:
-        def compute() -> Tensor:
-            loss = self.loss()
-            self.optimizer.zero_grad()
-            loss.backward()
-            self.has_participated = self.agent.is_participating
-            return loss
-
-        return self.optimizer.step(compute)
-
-
 class Gan(Ddp):
     """Two optimizers, each with a step of its own; whose turn it is says the step."""
 
@@ -129,4 +113,4 @@ class Gan(Ddp):
         return optimizer.step()
 
 
-OWN_LOOPS: dict[str, type[Ddp]] = {"everything": Everything, "closure": Closure, "gan": Gan}
+OWN_LOOPS: dict[str, type[Ddp]] = {"everything": Everything, "gan": Gan}

@@ -24,8 +24,8 @@ class Internals:
     """What a CheckpointFolder needs of an Agent that has no manager and no supervisor."""
 
     def __init__(self, group_store: Store | None = None) -> None:
-        self.group_store = group_store
-        self.last_saves: list[object] = []
+        self.place = SimpleNamespace(group=group_store and SimpleNamespace(store=group_store))
+        self.last_saves, self.attached = list[object](), set[object]()
         self.manager = SimpleNamespace(watch=SimpleNamespace(has_fault=lambda kind: False))
 
     def restore_kept(self, *, above: Tag | None) -> bool:
@@ -33,22 +33,27 @@ class Internals:
 
 
 class Rank:
+    """An Agent as a CheckpointFolder sees it."""
+
     catches_up = False
 
-    def __init__(self, state: TrainState) -> None:
-        self.group_rank, self.group_world_size = distributed.get_rank(), distributed.get_world_size()
-        self.state, self.step = state, 0
-        self.internals = Internals()
+    def __init__(self, rank: int, ranks: int, state: Any, internals: Internals) -> None:
+        self.group_rank, self.group_world_size, self.state, self.internals = rank, ranks, state, internals
+        self.step, self.quorum_id = 0, 1
 
     def sum_over_group(self, tensor: torch.Tensor) -> torch.Tensor:
         distributed.all_reduce(tensor)
         return tensor
 
+    @property
+    def current_step(self) -> int:
+        return self.step
+
     def state_dict(self) -> dict[str, int]:
-        return {"step": self.step, "tag_quorum_id": 1, "batches_committed": self.step}
+        return {"step": self.step, "tag_quorum_id": self.quorum_id, "batches_committed": self.step}
 
     def load_state_dict(self, state: dict[str, int]) -> None:
-        self.step = state["step"]
+        self.step, self.quorum_id = state["step"], state["tag_quorum_id"]
 
 
 def whole(tensor: Any) -> torch.Tensor:
@@ -85,7 +90,7 @@ def train(folder: str, steps: int, layout: str) -> list[Any]:
             fully_shard(layer, mesh=mesh)
         fully_shard(model, mesh=mesh)
     optimizer = adam_of(model)
-    rank = Rank(TrainState(model, optimizer))
+    rank = Rank(distributed.get_rank(), distributed.get_world_size(), TrainState(model, optimizer), Internals())
     checkpoints = CheckpointFolder(folder, cast("Any", rank))
 
     def told() -> str:

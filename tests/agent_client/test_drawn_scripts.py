@@ -82,7 +82,6 @@ class Group:
                 *(f"--master-port={free_port()}", SCRIPT),
             ],
         }.get(draw.way, lambda: [*run, *two, "--master-port", str(free_port()), "--", SCRIPT])
-        self._restarts_itself = draw.way != "own manager"
         self.process: Process
         self.statuses: list[int] = []
         self.has_finished = False

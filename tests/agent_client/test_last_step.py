@@ -58,26 +58,18 @@ def test_a_rank_that_is_alone_does_not_stay(job: Job):
     assert time.monotonic() < began_at + RELEASED_WITHIN_S / 2
 
 
-def test_a_rank_stays_for_its_mates_that_still_sum_what_follows_the_step(job: Job):
+@pytest.mark.parametrize("is_killed", [False, True])
+def test_a_rank_stays_for_its_mates_that_still_sum_what_follows_the_step(job: Job, is_killed: bool):
+    """Until they have closed, too, or have ended."""
     ranks = list(job.groups_of(2, "a", actor=ACTOR).values())
     together(ranks, "steps", 3, SUM)
     closing = ranks[0].begin("close")
     time.sleep(STAYS_S)
     assert not closing.is_done()
-    began_at = time.monotonic()
-    ranks[1].call("close")
+    ranks[1].kill() if is_killed else ranks[1].call("close")
+    ended_at = time.monotonic()
     closing.result()
-    assert time.monotonic() < began_at + RELEASED_WITHIN_S / 2
-
-
-def test_it_stays_for_no_mate_that_has_ended(job: Job):
-    ranks = list(job.groups_of(2, "a", actor=ACTOR).values())
-    together(ranks, "steps", 3, SUM)
-    closing = ranks[0].begin("close")
-    ranks[1].kill()
-    began_at = time.monotonic()
-    closing.result()
-    assert time.monotonic() < began_at + RELEASED_WITHIN_S / 2
+    assert time.monotonic() < ended_at + RELEASED_WITHIN_S / 2
 
 
 def test_a_group_that_was_away_at_the_end_of_the_job_trains_it_no_second_time(job: Job):

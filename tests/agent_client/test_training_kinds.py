@@ -1,5 +1,6 @@
 """What goes into a step beside the averaged gradients, through a kill and a heal, in both ways to heal: a group that
 comes back with nothing ends with its peer's bits of parameters, optimizer, buffers, scaler, scheduler and averages.
+And loops of the script's own (own_loops.py), which also lose a step.
 """
 
 import re
@@ -8,9 +9,10 @@ import pytest
 
 from agent_client.healing.rules.catch_up import APPLIED_AT_ONCE
 from tests.agent_client.matrix_events import PACE_S, Cell, finish
+from tests.agent_client.own_loops import OWN_LOOPS
 from tests.agent_client.ranks import RankError
 from tests.agent_client.training_jobs import MakeJob
-from tests.agent_client.training_kinds import KINDS, WAYS
+from tests.agent_client.training_kinds import KINDS, WAYS, Ddp
 
 TIMES = ("--join-timeout", "5s", "--heartbeat-timeout", "3s")
 QUICK = {("scaler", "blocking"), ("scaler", "catch_up"), ("ema_of_buffers", "catch_up")}
@@ -29,37 +31,42 @@ CELLS = [
 ]
 
 
-@pytest.mark.parametrize(("kind", "mode"), CELLS)
+@pytest.mark.parametrize(("kind", "mode"), [*CELLS, *((loop, "blocking") for loop in OWN_LOOPS)])
 def test_a_group_that_was_killed_heals_to_the_same_bits(make_job: MakeJob, kind: str, mode: str) -> None:
-    job = make_job(KINDS[kind], heal_mode=mode)
+    actor = (KINDS | OWN_LOOPS)[kind]
+    job = make_job(actor, heal_mode=mode)
     a, b = job.all_groups("a", "b")
     job.build(a)
     job.build(b)
     drawn = b.ranks[0].call("digests")
     job.train(a, b, pace_s=PACE_S)
     job.wait_steps(a, b, more=5, participants=2)
+    if kind in OWN_LOOPS:
+        a.ranks[0].call("fail_once")
+        job.wait_steps(a, b, more=3, participants=2)
+        assert job.discarded(a)
     b.kill()
     job.wait_steps(a, more=3, participants=1)
     step = job.committed(a)[-1]["step"]
     before = len(job.log_of(b))
     job.build(b)
     assert b.ranks[0].call("digests") != drawn, "another seed"
-    if mode == "catch_up" and not KINDS[kind].gives_up:
+    if mode == "catch_up" and not actor.gives_up:
         for rank in b.ranks:
             rank.call("follow_for", FOLLOWED_STEPS)
     job.train(b, pace_s=PACE_S)
     job.wait_steps(a, b, more=5, participants=2)
-    check_healed(kind, mode, job.log_of(b)[before:])
+    check_healed(actor, mode, job.log_of(b)[before:])
     if mode == "blocking":
         first = job.committed(b)[0]
         assert first["step"] > step
         assert first["participated"], "in the step in which it heals"
-    assert (b.ranks[0].call("graphs") > 0) == hasattr(KINDS[kind], "backend")
+    assert (b.ranks[0].call("graphs") > 0) == hasattr(actor, "backend")
     finish(Cell(kind, job), [a, b])
 
 
-def check_healed(kind: str, mode: str, log: str) -> None:
-    if mode == "blocking" or KINDS[kind].gives_up:
+def check_healed(actor: type[Ddp], mode: str, log: str) -> None:
+    if mode == "blocking" or actor.gives_up:
         assert "healing from a" in log
         assert len(re.findall(GIVEN_UP, log)) == (mode == "catch_up")
     else:

@@ -5,7 +5,8 @@ from pathlib import Path
 import pytest
 
 from examples.daemons import ROOT
-from tests.agent_client.clusters import Cluster, check_heals, fork_server
+from tests.agent_client.clusters import PRELOADED, Cluster, check_heals
+from tests.agent_client.ranks import RankServer
 
 
 @pytest.mark.slow
@@ -20,7 +21,7 @@ def test_a_killed_group_heals_and_all_end_with_the_same_weights(
 ) -> None:
     options = {"script": ROOT / "examples" / script, "steps": steps, "pace_s": pace_s}
     with (
-        fork_server() as forks,
+        RankServer(*PRELOADED) as forks,
         Cluster(forks, tmp_path, groups=2, ranks=2, min_replicas=2, **options) as cluster,
     ):
         check_heals(cluster, steps, accuracy, before=2, within_s=120.0)

@@ -278,10 +278,6 @@ class StepMachine:
             self.discards += 1
         self.may_heal = not commit or assignment is None
 
-    def count_fault(self) -> None:
-        """Count the last discarded step as a fault. Call this if no other group is known to have caused the discard."""
-        self.faults += 1
-
     def _move(self, what: str, expected: Phase, *, to: Phase) -> None:
         self._history = [*self._history[1 - HISTORY_KEPT :], f"{what}@{self.step}"]
         if self.phase is not expected:

@@ -61,10 +61,6 @@ class WorldSize:
     size: int = 0
     """At least 1. Not used in DYNAMIC mode."""
 
-    @property
-    def depends_on_quorum(self) -> bool:
-        return self.mode is not WorldSizeMode.DYNAMIC
-
     def share(self, assignment: Assignment | None, counts: Sequence[int] = ()) -> Share:
         """Return this group's share of the step. Without a quorum, the group does not count.
 

@@ -6,7 +6,6 @@ have one. The others leave them out of no mean. With a patience the HF Trainer s
 for the best, so that of its first evaluation.
 """
 
-import argparse
 import importlib
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
-from examples.digits import Events
+from examples.digits import Events, make_parser
 
 EVALUATED_EVERY = 3
 SAMPLES, TOKENS, BATCH_SIZE, RATE = 24, 5, 2, 0.5
@@ -159,14 +158,11 @@ def accelerate(net: Net, options: dict[str, Any], args: Any, events: Events) -> 
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser()
+    parser = make_parser(None, steps=0)
     parser.add_argument("library", choices=["transformers", "lightning", "accelerate"])
     parser.add_argument("--accumulate", type=int)
     parser.add_argument("--constant", type=int, default=0)
     parser.add_argument("--patience", type=int, default=0)
-    parser.add_argument("--steps", type=int)
-    parser.add_argument("--pace", type=float)
-    parser.add_argument("--events", type=Path)
     args = parser.parse_args()
     torch.set_num_threads(1)
     options = {"world_size_mode": "constant_batch", "world_size": args.constant} if args.constant else {}

@@ -1,7 +1,6 @@
 """One rank that trains with a library, which writes its own checkpoint after K steps, and goes on from it where there
 is one: resuming_script.py LIBRARY --save-at K --steps N --pace S --events FILE."""
 
-import argparse
 import importlib
 from pathlib import Path
 from typing import Any
@@ -10,7 +9,7 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from examples.digits import Events, network, state_of
+from examples.digits import Events, make_parser, network, state_of
 
 IMAGES = torch.randn(64, 64, generator=torch.Generator().manual_seed(0))
 LABELS = torch.randint(10, (64,), generator=torch.Generator().manual_seed(0))
@@ -113,12 +112,9 @@ def accelerate(net: Net, saved: Path, args: Any, events: Events) -> Any:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser()
+    parser = make_parser(None, steps=0)
     parser.add_argument("library", choices=["transformers", "lightning", "accelerate"])
     parser.add_argument("--save-at", type=int)
-    parser.add_argument("--steps", type=int)
-    parser.add_argument("--pace", type=float)
-    parser.add_argument("--events", type=Path)
     args = parser.parse_args()
     torch.set_num_threads(1)
     saved = args.events.parent / f"{args.events.name.partition('-rank')[0]}.saved"

@@ -7,7 +7,6 @@ import pytest
 from tests.agent_client.clusters import PRELOADED, Cluster, check_all, read_events
 from tests.agent_client.integrations.libraries import require
 from tests.agent_client.ranks import RankServer
-from tests.processes import eventually
 
 SAVED_AT, STEPS = 4, 12
 
@@ -38,9 +37,7 @@ def test_groups_that_have_died_go_on_from_the_library_s_checkpoint(tmp_path: Pat
         for group in cluster.groups:
             cluster.kill(group, with_manager=True)
         cluster.start_groups(*cluster.groups)
-        eventually(lambda: all(map(cluster.has_ended, cluster.groups)), "all have ended", 300.0)
-        logs = "\n".join(cluster.log(group, 0) for group in cluster.groups)
-        assert [cluster.statuses(group) for group in cluster.groups] == [[0], [0]], logs
+        logs = cluster.wait_ended()
         for group in cluster.groups:
             steps = [event["step"] for event in read_events(cluster.events(group, 0))]
             assert steps == list(range(SAVED_AT + 1, STEPS + 1)), logs

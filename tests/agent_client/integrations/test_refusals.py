@@ -2,28 +2,18 @@
 
 import importlib
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from torch.utils.data import DataLoader, IterableDataset, TensorDataset
+from torch.utils.data import DataLoader, TensorDataset
 
 from agent_client.errors import ConfigurationError
 from agent_client.integrations.library import check_max_steps
-from agent_client.training.step_loader import StepLoader
 from tests.agent_client.integrations.libraries import require
-from tests.agent_client.lone_agent import LoneAgent
 
 DATA = TensorDataset(torch.zeros(8, 3))
-
-
-class Endless(IterableDataset[int]):
-    """Has no numbered samples."""
-
-    def __iter__(self) -> Iterator[int]:
-        return iter(())
 
 
 def model_and_optimizers() -> tuple[torch.nn.Module, list[torch.optim.Optimizer]]:
@@ -53,21 +43,6 @@ def test_torchtitan_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_training_without_a_number_of_steps(steps: int) -> None:
     with pytest.raises(ConfigurationError, match="max_steps: give the number of steps to commit"):
         check_max_steps(steps)
-
-
-@pytest.mark.parametrize(
-    ("loader", "remedy"),
-    [
-        (DataLoader(Endless()), "use a data set with __getitem__ and __len__"),
-        (DataLoader(DATA, batch_sampler=[[0, 1]]), "give it a batch_size instead"),
-        (DataLoader(DATA, sampler=torch.utils.data.WeightedRandomSampler([1.0] * 8, 8)), "leave the sampler out"),
-    ],
-    ids=["iterable", "batch sampler", "sampler"],
-)
-def test_data_that_cannot_be_chosen_by_the_step(loader: DataLoader[Any], remedy: str) -> None:
-    """For all of them: each makes a StepLoader of the script's own loader."""
-    with pytest.raises(ConfigurationError, match=remedy):
-        StepLoader.of(loader, LoneAgent())  # type: ignore[arg-type]
 
 
 def test_what_transformers_asks_for(tmp_path: Path) -> None:

@@ -11,7 +11,6 @@ from tests.agent_client.clusters import PRELOADED, Cluster, read_events
 from tests.agent_client.integrations.counting_script import EVALUATED_EVERY
 from tests.agent_client.integrations.libraries import require
 from tests.agent_client.ranks import RankServer
-from tests.processes import eventually
 
 PATIENCE = 20
 
@@ -80,9 +79,7 @@ def test_a_group_that_heals_stops_with_the_others(tmp_path: Path) -> None:
         cluster.start_groups(first)
         cluster.wait_steps(first, more=EVALUATED_EVERY + 1, participants=1)
         cluster.start_groups(late)
-        eventually(lambda: all(map(cluster.has_ended, cluster.groups)), "all have ended", 300.0)
-        logs = "\n".join(cluster.log(group, 0) for group in cluster.groups)
-        assert [cluster.statuses(group) for group in cluster.groups] == [[0], [0]], logs
+        cluster.wait_ended()
         of_first, of_late = [read_events(cluster.events(group, 0)) for group in cluster.groups]
     assert next(event["step"] for event in of_late if "step" in event) > EVALUATED_EVERY, "it has healed"
     [ended], [other] = ([each for each in events if "stopped" in each] for events in (of_first, of_late))

@@ -1,7 +1,5 @@
 """The watch reports where a rank is, and how its manager ends."""
 
-from collections.abc import Callable
-
 import pytest
 
 from agent_client.errors import GroupDrained
@@ -34,17 +32,6 @@ def watched(
     with pytest.raises(error):
         link.ask(0, "", tag_quorum_id=None, commit_failures=0, timeout_s=PATIENCE_S)
     return link, watch
-
-
-@pytest.fixture
-def sampled(monkeypatch: pytest.MonkeyPatch) -> tuple[Progress, Callable[[], ProgressSample | None]]:
-    """What is sampled, and what is sent of it again and again."""
-    progress = Progress()
-    link, watch = watched(monkeypatch, Unreachable("no quorum here"), Unreachable, progress)
-    link.close()
-    [(say, every_s)] = watch.repeated
-    assert every_s == SAMPLED_EVERY_S
-    return progress, say
 
 
 @pytest.mark.parametrize(
@@ -113,23 +100,19 @@ def test_a_watch_that_fails_ends_for_this_rank_too_and_the_next_call_opens_anoth
     link.close()
 
 
-def test_the_manager_receives_samples_again_and_again(
-    sampled: tuple[Progress, Callable[[], ProgressSample | None]],
+def test_the_manager_receives_samples_again_and_again_and_a_defect_here_ends_nothing(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    progress, say = sampled
+    progress = Progress()
+    link, watch = watched(monkeypatch, Unreachable("no quorum here"), Unreachable, progress)
+    link.close()
+    [(say, every_s)] = watch.repeated
+    assert every_s == SAMPLED_EVERY_S
     progress.step(7)
     with progress.phase("validation", total=3):
         told = say()
     assert told is not None
     assert (told.step, [phase.name for phase in told.phases]) == (7, [STEP, "validation"])
-
-
-def test_a_defect_here_is_logged_and_ends_nothing(
-    sampled: tuple[Progress, Callable[[], ProgressSample | None]],
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    progress, say = sampled
     monkeypatch.setattr(progress, "sample", lambda: 1 / 0)
     assert say() is None
     assert "cannot report the progress of this rank" in caplog.text

@@ -5,7 +5,7 @@ import logging
 import threading
 import time
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
 from unittest.mock import Mock
@@ -135,14 +135,15 @@ def test_a_callback_of_the_future_runs_before_the_next_task(thread: BackgroundTh
 
 
 class Ranks:
-    """An all-reduce among ranks that hold the same."""
+    """An all-reduce among ranks that hold the same. Like gloo, it sums the memory at which the tensor begins."""
 
     def __init__(self, count: int) -> None:
         self.size, self.dtypes = count, list[torch.dtype]()
 
-    def all_reduce(self, tensor: Tensor, timeout_s: float) -> None:
+    def all_reduce(self, tensor: Tensor, timeout_s: float = 0.0) -> None:
         self.dtypes.append(tensor.dtype)
-        tensor.copy_(sum([tensor.clone() for _ in range(1, self.size)], start=tensor.clone()))
+        memory = tensor.as_strided((tensor.numel(),), (1,))
+        memory.copy_(sum([memory.clone() for _ in range(1, self.size)], start=memory.clone()))
 
 
 def reduced(tensor: Tensor, *, groups: int, ranks: int, reduce_dtype: Any = "tensor") -> tuple[Tensor, Ranks, Ranks]:
@@ -184,6 +185,20 @@ def test_float32_is_summed_and_then_divided() -> None:
         result, *_ = reduced(drawn.clone(), groups=3, ranks=5, reduce_dtype=reduce_dtype)
         inside = (drawn + drawn + drawn + drawn + drawn) / 5
         assert torch.equal(result, (inside + inside + inside) / 3)
+
+
+@pytest.mark.parametrize("part", [lambda whole: whole[:, ::2], lambda whole: whole[1:, 1:], torch.t])
+def test_of_a_part_of_a_tensor_that_part_is_reduced(part: Callable[[Tensor], Tensor]) -> None:
+    whole = torch.arange(16.0).reshape(4, 4)
+    expected = whole.clone()
+    reduced(part(whole), groups=2, ranks=2)
+    assert torch.equal(whole, expected)
+    unused: Any = None
+    place: Any = SimpleNamespace(group=Ranks(2), manager_process=None)
+    runner = StepRunner(unused, unused, unused, unused, place, AgentConfig(), Progress(), unused)
+    runner.sum_over_group(part(whole), runner.progress.numbers.inside())
+    part(expected).mul_(2)
+    assert torch.equal(whole, expected)
 
 
 def assigned(quorum_id: int, *names: str, step: int = 3) -> Assignment:

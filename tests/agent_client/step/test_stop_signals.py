@@ -11,6 +11,14 @@ from agent_client import Agent, AgentConfig, TrainState
 from agent_client.step.stop_signals import opened
 from tests.processes import LOCALHOST, PATIENCE_S, ROOT, clean_environment
 
+
+def run(*arguments: str) -> "subprocess.CompletedProcess[str]":
+    command = [sys.executable, *arguments]
+    return subprocess.run(
+        command, cwd=ROOT, env=clean_environment(), capture_output=True, text=True, timeout=PATIENCE_S, check=False
+    )
+
+
 SCRIPT = """
 import logging, os, signal, sys, threading, time
 from types import SimpleNamespace
@@ -62,15 +70,7 @@ sys.exit(5)
     ],
 )
 def test_what_a_stop_signal_does(case: str, status: int, said: str) -> None:
-    ended = subprocess.run(
-        [sys.executable, "-c", SCRIPT, case],
-        cwd=ROOT,
-        env=clean_environment(),
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE_S,
-        check=False,
-    )
+    ended = run("-c", SCRIPT, case)
     assert (ended.returncode, ended.stdout) == (status, said), ended.stderr
 
 
@@ -93,10 +93,7 @@ print(os.waitstatus_to_exitcode(os.waitpid(worker, 0)[1]), signal.getsignal(sign
 
 
 def test_a_worker_that_is_forked_ends_by_the_signal() -> None:
-    command = [sys.executable, "-c", WORKER]
-    ended = subprocess.run(
-        command, cwd=ROOT, env=clean_environment(), capture_output=True, text=True, timeout=PATIENCE_S, check=False
-    )
+    ended = run("-c", WORKER)
     assert ended.stdout == f"{-signal.SIGTERM} False\n", ended.stderr
 
 
@@ -123,13 +120,6 @@ if os.fork() == 0:
 os.wait()
 sys.exit(3)
 """
-
-
-def run(*arguments: str) -> "subprocess.CompletedProcess[str]":
-    command = [sys.executable, *arguments]
-    return subprocess.run(
-        command, cwd=ROOT, env=clean_environment(), capture_output=True, text=True, timeout=PATIENCE_S, check=False
-    )
 
 
 def test_each_is_closed_once_whatever_becomes_of_the_others_and_by_no_forked_child() -> None:

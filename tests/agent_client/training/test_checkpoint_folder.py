@@ -12,7 +12,7 @@ import sys
 import threading
 from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -33,9 +33,9 @@ from agent_client.step.agent import Agent
 from agent_client.training import checkpoint_folder
 from agent_client.training.checkpoint_folder import CheckpointFolder, Tag, newest_common
 from lighthouse_runtime.process.kept_memory import buffer_path, make_buffer
+from tests.agent_client import sharded_checkpoint
 from tests.agent_client.jobs import Job
 from tests.agent_client.ranks import Rank, RankServer, together
-from tests.agent_client.sharded_checkpoint import Internals
 from tests.processes import Lighthouse, eventually
 
 ACTOR = "tests.agent_client.keeping_actor:KeepingActor"
@@ -105,42 +105,30 @@ class TestOneRank:
     def test_the_newest_are_kept(self, agent: Agent, tmp_path: Path) -> None:
         (tmp_path / "notes.txt").write_text("not ours")
         checkpoints = CheckpointFolder(tmp_path, agent, keep=3)
-        for step in range(1, 7):
-            at(agent, step, 100 + step)
-            save(checkpoints)
-        own = [f"step-{step:012}-quorum-{100 + step}" for step in (4, 5, 6)]
+        save(checkpoints, *range(1, 7))
+        own = [f"step-{step:012}-quorum-1" for step in (4, 5, 6)]
         assert names(tmp_path) == ["notes.txt", *own]
 
     def test_one_written_after_a_step_back_is_kept_too(self, agent: Agent, tmp_path: Path) -> None:
         """A group that resumed and healed may write a lower step than the files that it left: those go."""
-        checkpoints = CheckpointFolder(tmp_path, agent)
-        for step in (2, 8, 9, 3):
-            path = (at(agent, step, step), save(checkpoints))[1]
+        path = save(CheckpointFolder(tmp_path, agent), 2, 8, 9, 3)
         assert [path.name] == names(tmp_path)
 
     def test_a_future_that_was_given_up_does_not_count(self, agent: Agent, tmp_path: Path) -> None:
-        checkpoints = CheckpointFolder(tmp_path, agent, keep=3)
-        for step in (1, 2, 3):
-            path = (at(agent, step, 7), save(checkpoints))[1]
-        damage(path)
+        damage(save(CheckpointFolder(tmp_path, agent, keep=3), 1, 2, 3, quorum_id=7))
         checkpoints = CheckpointFolder(tmp_path, agent)
         assert checkpoints.resume()
         assert agent.current_step == 2
-        at(agent, 3, 8)
-        save(checkpoints)
+        save(checkpoints, 3, quorum_id=8)
         assert names(tmp_path) == ["step-000000000002-quorum-7", "step-000000000003-quorum-8"]
 
     def test_a_run_that_does_not_resume_leaves_those_of_others(
         self, agent: Agent, tmp_path: Path, caplog: pytest.LogCaptureFixture
     ) -> None:
-        save(CheckpointFolder(tmp_path, at(agent, 50, 5)))
+        save(CheckpointFolder(tmp_path, agent), 50)
         with make_agent(2) as other:
-            checkpoints = CheckpointFolder(tmp_path, other)
-            for step in (1, 2, 3):
-                at(other, step, 9)
-                save(checkpoints)
-        steps = [name[:17] for name in names(tmp_path)]
-        assert steps == ["step-000000000002", "step-000000000003", "step-000000000050"]
+            save(CheckpointFolder(tmp_path, other), 1, 2, 3, quorum_id=9)
+        assert steps_in(tmp_path) == [2, 3, 50]
         assert "holds checkpoints up to step 50 that this run has not resumed" in caplog.text
 
     @pytest.mark.parametrize("is_damaged", [False, True])
@@ -148,21 +136,15 @@ class TestOneRank:
         self, agent: Agent, tmp_path: Path, *, is_damaged: bool
     ) -> None:
         """They may be of another model, or can be repaired."""
-        path = save(CheckpointFolder(tmp_path, at(agent, 50, 5)))
+        path = save(CheckpointFolder(tmp_path, agent), 50)
         if is_damaged:
             damage(path)
         with make_agent(2, features=3 if is_damaged else 4) as other:
             checkpoints = CheckpointFolder(tmp_path, other)
             with pytest.raises(AgentError if is_damaged else StateMismatch):
                 checkpoints.resume()
-            for step in (1, 2, 3, 60, 70):
-                at(other, step, 9)
-                save(checkpoints)
-        assert [name[:17] for name in names(tmp_path)] == [
-            "step-000000000050",
-            "step-000000000060",
-            "step-000000000070",
-        ]
+            save(checkpoints, 1, 2, 3, 60, 70, quorum_id=9)
+        assert steps_in(tmp_path) == [50, 60, 70]
 
     def test_a_folder_that_cannot_be_read_at_the_first_save_keeps_those_of_others(
         self, agent: Agent, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -190,9 +172,7 @@ class TestOneRank:
     def test_a_damaged_one_is_passed_over_by_name(
         self, agent: Agent, tmp_path: Path, caplog: pytest.LogCaptureFixture
     ) -> None:
-        checkpoints = CheckpointFolder(tmp_path, agent)
-        for step in (1, 2):
-            path = (at(agent, step, step), save(checkpoints))[1]
+        path = save(CheckpointFolder(tmp_path, agent), 1, 2)
         damage(path)
         with make_agent(2) as other:
             assert CheckpointFolder(tmp_path, other).resume()
@@ -200,7 +180,7 @@ class TestOneRank:
         assert f"skipped a checkpoint: {path} cannot be used: {path}/rank-0/__0_0.distcp is damaged" in caplog.text
 
     def test_files_that_cannot_be_used_are_an_error(self, agent: Agent, tmp_path: Path) -> None:
-        path = save(CheckpointFolder(tmp_path, at(agent, 1, 1)))
+        path = save(CheckpointFolder(tmp_path, agent), 1)
         with make_agent(2) as other:
             path.rename(tmp_path / "step-000000000009-quorum-1")
             with pytest.raises(AgentError, match="holds step 1, which does not match its name.* or remove the files"):
@@ -212,7 +192,7 @@ class TestOneRank:
             assert other.current_step == 0
 
     def test_one_of_another_model_ends_it_by_name(self, agent: Agent, tmp_path: Path) -> None:
-        path = save(CheckpointFolder(tmp_path, at(agent, 1, 1)))
+        path = save(CheckpointFolder(tmp_path, agent), 1)
         with make_agent(2, features=4) as other:
             before = weights(other)
             with pytest.raises(StateMismatch, match=rf"{path}.*\n.*\['weight'\]: shape \(2, 4\) here"):
@@ -225,13 +205,8 @@ class TestOneRank:
 
     @pytest.mark.parametrize("kept", [2, 3, 4])
     def test_what_is_kept_in_memory_is_loaded_if_it_is_newer(self, agent: Agent, tmp_path: Path, kept: int) -> None:
-        save(CheckpointFolder(tmp_path, at(agent, 3, 7)))
-        place = 1, (buffer_path(make_buffer("a")), buffer_path(make_buffer("b"))), "owner"
-        keeper = Keeper(agent.state, *place)
-        keeper.keep({"step": kept, "tag_quorum_id": 7, "batches_committed": 9})
-        keeper.close()
-        with make_agent(2) as other:
-            other.internals.keeper = Keeper(other.state, *place)
+        save(CheckpointFolder(tmp_path, agent), 3, quorum_id=7)
+        with restarted(agent, kept) as other:
             assert CheckpointFolder(tmp_path, other).resume()
             assert (weights(other), other.current_step) == (weights(agent), max(3, kept))
             assert other.batches_committed == (9 if kept > 3 else 6)
@@ -239,22 +214,14 @@ class TestOneRank:
     def test_what_is_kept_in_memory_is_loaded_if_a_newer_checkpoint_is_damaged(
         self, agent: Agent, tmp_path: Path
     ) -> None:
-        for step in (50, 100):
-            path = save(CheckpointFolder(tmp_path, at(agent, step, 7)))
-        damage(path)
-        place = 1, (buffer_path(make_buffer("a")), buffer_path(make_buffer("b"))), "owner"
-        keeper = Keeper(agent.state, *place)
-        keeper.keep({"step": 90, "tag_quorum_id": 7, "batches_committed": 9})
-        keeper.close()
-        with make_agent(2) as other:
-            other.internals.keeper = Keeper(other.state, *place)
+        damage(save(CheckpointFolder(tmp_path, agent), 50, 100, quorum_id=7))
+        with restarted(agent, 90) as other:
             checkpoints = CheckpointFolder(tmp_path, other)
             assert checkpoints.resume()
             assert (weights(other), other.current_step) == (weights(agent), 90)
             assert other.internals.restore_kept() is False, "it is as new as the state"
-            at(other, 110, 8)
-            save(checkpoints)
-        assert [int(name[5:17]) for name in names(tmp_path)] == [50, 110]
+            save(checkpoints, 110, quorum_id=8)
+        assert steps_in(tmp_path) == [50, 110]
 
     def test_random_numbers_continue(self, agent: Agent, tmp_path: Path) -> None:
         def draw() -> tuple[Any, ...]:
@@ -262,7 +229,7 @@ class TestOneRank:
             return *values, torch.rand(3).tolist(), torch.randn(1).item()
 
         draw()  # a second Gaussian is at hand in Python and NumPy
-        save(CheckpointFolder(tmp_path, at(agent, 1, 1)))
+        save(CheckpointFolder(tmp_path, agent), 1)
         expected = draw()
         with make_agent(2) as other:
             assert CheckpointFolder(tmp_path, other).resume()
@@ -307,23 +274,23 @@ class TestOneRank:
     def test_a_failure_costs_a_warning_once_per_kind(
         self, agent: Agent, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
     ) -> None:
-        checkpoints = CheckpointFolder(tmp_path, at(agent, 1, 1))
-        save(checkpoints)
+        checkpoints = CheckpointFolder(tmp_path, agent)
+        save(checkpoints, 1)
         for number in (errno.ENOSPC, errno.ENOSPC, errno.EIO):
             with monkeypatch.context() as patch:
                 patch.setattr(files, "sync_folder", raising(OSError(number, os.strerror(number))))
-                save(checkpoints, at(agent, 2, 1))
+                save(checkpoints, 2)
         warned = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
         assert len(warned) == 2
         assert "step 2 was not written: OSError: [Errno 28] No space left on device. Training continues" in warned[0]
         assert "it has to hold 3 checkpoints" in warned[0]
         assert "[Errno 5]" in warned[1]
-        save(checkpoints, at(agent, 3, 1))
-        assert names(tmp_path) == ["step-000000000001-quorum-1", "step-000000000003-quorum-1"]
+        save(checkpoints, 3)
+        assert steps_in(tmp_path) == [1, 3]
 
     @pytest.mark.slow
     def test_what_a_killed_save_has_left_is_removed(self, tmp_path: Path, agent: Agent) -> None:
-        save(CheckpointFolder(tmp_path, at(agent, 7, 1)))
+        save(CheckpointFolder(tmp_path, agent), 7)
         command = [sys.executable, "-c", KILLED, str(tmp_path)]
         with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
             assert process.stdout
@@ -349,15 +316,36 @@ sys.stdin.read()
 """
 
 
-def save(checkpoints: CheckpointFolder, _: object = None) -> Path:
-    path = checkpoints.save()
-    assert path
-    assert checkpoints.wait(60)
+def save(checkpoints: CheckpointFolder, *steps: int, quorum_id: int = 1) -> Path:
+    """At each of the steps, or where the Agent is. The path of the last one."""
+    for step in steps or [None]:
+        if step is not None:
+            at(checkpoints._agent, step, quorum_id)
+        path = checkpoints.save()
+        assert path
+        assert checkpoints.wait(60)
     return path
+
+
+@contextmanager
+def restarted(agent: Agent, kept: int) -> Iterator[Agent]:
+    """A new process, for which the supervisor has kept the agent's state of that step in memory."""
+    place = 1, (buffer_path(make_buffer("a")), buffer_path(make_buffer("b"))), "owner"
+    keeper = Keeper(agent.state, *place)
+    keeper.keep({"step": kept, "tag_quorum_id": 7, "batches_committed": 9})
+    keeper.close()
+    with make_agent(2) as other:
+        other.internals.keeper = Keeper(other.state, *place)
+        yield other
 
 
 def names(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.iterdir())
+
+
+def steps_in(folder: Path) -> list[int]:
+    """Of its complete checkpoints."""
+    return [int(name[5:17]) for name in names(folder) if name.startswith("step-")]
 
 
 def damage(checkpoint: Path) -> None:
@@ -455,7 +443,7 @@ class Weights:
         self.tensor = state["w"]
 
 
-class Place(Internals):
+class Place(sharded_checkpoint.Internals):
     """Stands for the Agents of the ranks of one group, which are threads: each life has a barrier and a store."""
 
     def __init__(self, ranks: int) -> None:
@@ -464,25 +452,9 @@ class Place(Internals):
         self.brought: list[torch.Tensor] = [torch.empty(0)] * ranks
 
 
-class GroupRank:
-    catches_up = False
-
-    def __init__(self, rank: int, ranks: int, place: Place) -> None:
-        self.group_rank, self.group_world_size, self.internals = rank, ranks, place
-        self.state, self.step, self.quorum_id = Weights(), 0, 0
-
-    def state_dict(self) -> dict[str, int]:
-        return {"step": self.step, "tag_quorum_id": self.quorum_id, "batches_committed": self.step}
-
-    @property
-    def current_step(self) -> int:
-        return self.step
-
-    def load_state_dict(self, state: dict[str, int]) -> None:
-        self.step, self.quorum_id = state["step"], state["tag_quorum_id"]
-
+class GroupRank(sharded_checkpoint.Rank):
     def sum_over_group(self, tensor: torch.Tensor) -> torch.Tensor:
-        place = self.internals
+        place: Any = self.internals
         place.brought[self.group_rank] = tensor
         place.barrier.wait()
         total = torch.stack(place.brought).sum(0)
@@ -497,7 +469,7 @@ class Group:
 
     def __init__(self, folders: Sequence[Path]) -> None:
         place, ranks = Place(len(folders)), range(len(folders))
-        self.ranks: list[Any] = [GroupRank(rank, len(folders), place) for rank in ranks]
+        self.ranks: list[Any] = [GroupRank(rank, len(folders), Weights(), place) for rank in ranks]
         self.checkpoints = [CheckpointFolder(folders[rank], self.ranks[rank]) for rank in ranks]
         with ThreadPoolExecutor(len(folders)) as pool:
             pending = [pool.submit(each.resume) for each in self.checkpoints]
@@ -509,16 +481,16 @@ class Group:
             assert rank.step == self.step
             rank.quorum_id = quorum_id
 
-    def save(self, step: int, ranks: Collection[int] | None = None) -> None:
+    def save(self, *steps: int, ranks: Collection[int] | None = None) -> None:
         """`ranks`: the others die before they have saved."""
-        self.step = step
-        for rank, (agent, checkpoints) in enumerate(zip(self.ranks, self.checkpoints, strict=True)):
-            agent.step = step
-            agent.state.tensor = torch.full((3,), float(10 * step + rank))
-            if ranks is None or rank in ranks:
-                assert checkpoints.save()
-        for checkpoints in self.checkpoints:
-            assert checkpoints.wait(60)
+        for self.step in steps:
+            for rank, (agent, checkpoints) in enumerate(zip(self.ranks, self.checkpoints, strict=True)):
+                agent.step = self.step
+                agent.state.tensor = torch.full((3,), float(10 * self.step + rank))
+                if ranks is None or rank in ranks:
+                    assert checkpoints.save()
+            for checkpoints in self.checkpoints:
+                assert checkpoints.wait(60)
 
     def holds(self, step: int) -> bool:
         return self.step == step and all(
@@ -536,8 +508,7 @@ class TestGroup:
         folders = folders_of(tmp_path, 2, is_shared=is_shared)
         group = Group(folders)
         assert group.resumed == [False, False]
-        for step in (5, 10):
-            group.save(step)
+        group.save(5, 10)
         for _ in range(3):
             group.save(15, ranks=[0])
             group = Group(folders)
@@ -562,8 +533,7 @@ class TestGroup:
     ) -> None:
         folders = folders_of(tmp_path, 2, is_shared=False)
         group = Group(folders)
-        for step in (5, 10):
-            group.save(step)
+        group.save(5, 10)
 
         def write(part: Path, *arguments: Any, **options: Any) -> None:
             if options["rank"] == 1:
@@ -571,16 +541,15 @@ class TestGroup:
             write_part(part, *arguments, **options)
 
         monkeypatch.setattr(checkpoint_folder, "write_part", write)
-        for step in range(15, 60, 5):
-            group.save(step)
-        assert [int(name[5:17]) for name in names(folders[0])] == [10, 50, 55]
+        group.save(*range(15, 60, 5))
+        assert steps_in(folders[0]) == [10, 50, 55]
         assert Group(folders).holds(10)
 
     def test_a_first_save_while_some_of_the_ranks_catch_up(self, tmp_path: Path) -> None:
         """All ranks look at the folder together, in the first save of a script that has not resumed."""
         place = Place(2)
         place.barrier = threading.Barrier(2, timeout=2)
-        ranks: list[Any] = [GroupRank(rank, 2, place) for rank in range(2)]
+        ranks: list[Any] = [GroupRank(rank, 2, Weights(), place) for rank in range(2)]
         ranks[0].catches_up = True
         group = [CheckpointFolder(tmp_path, rank) for rank in ranks]
         for step in (5, 10):
@@ -591,7 +560,7 @@ class TestGroup:
             assert [path is not None for path in saved] == [step == 10, True]
             ranks[0].catches_up = False
         assert all(each.wait(60) for each in group)
-        assert [int(name[5:17]) for name in names(tmp_path) if not name.startswith(".")] == [10]
+        assert steps_in(tmp_path) == [10]
 
     def test_a_killed_first_save_is_no_reason_to_stop(self, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
         folders = folders_of(tmp_path, 2, is_shared=False)
@@ -599,8 +568,7 @@ class TestGroup:
         group = Group(folders)
         assert group.resumed == [False, False]
         assert "none was ever complete, so training starts at step 0" in caplog.text
-        group.save(5)
-        group.save(10)
+        group.save(5, 10)
         assert [len(names(folder)) for folder in folders] == [2, 2], "that of the first life is gone"
         assert Group(folders).holds(10)
 
@@ -639,8 +607,7 @@ class TestGroup:
     def test_a_disk_that_was_lost_is_named(self, tmp_path: Path) -> None:
         folders = folders_of(tmp_path, 2, is_shared=False)
         group = Group(folders)
-        for step in (5, 10):
-            group.save(step)
+        group.save(5, 10)
         shutil.rmtree(folders[1])
         for error in Group(folders).errors:
             assert isinstance(error, AgentError)
@@ -649,8 +616,7 @@ class TestGroup:
     def test_disks_that_were_swapped_are_named(self, tmp_path: Path) -> None:
         folders = folders_of(tmp_path, 2, is_shared=False)
         group = Group(folders)
-        for step in (5, 10):
-            group.save(step)
+        group.save(5, 10)
         for error in Group(folders[::-1]).errors:
             assert isinstance(error, AgentError)
             assert "start each rank on the host where it ran" in str(error)
@@ -659,8 +625,7 @@ class TestGroup:
     def test_fewer_ranks(self, tmp_path: Path, *, is_shared: bool) -> None:
         folders = folders_of(tmp_path, 3, is_shared=is_shared)
         group = Group(folders)
-        for step in (5, 10):
-            group.save(step)
+        group.save(5, 10)
         assert Group(folders[:1]).holds(10)
         assert Group(folders[:2]).holds(10)
 
@@ -705,7 +670,7 @@ class TestGroup:
                 survivors = [1 - int(victim[0])] if victim else [0, 1]
                 step = group.step + number
                 if kind == "dies":
-                    group.save(step, survivors)
+                    group.save(step, ranks=survivors)
                     (folders[1 - survivors[0]] / f".step-{step:012}-quorum-9.ab/rank-0.saving").mkdir(parents=True)
                     break
 

@@ -19,6 +19,7 @@ from agent_client.progress.progress import Progress
 from agent_client.step.rules.loop_order import StepPart
 from agent_client.step.runner import BackgroundThread
 from agent_client.training.ddp import DistributedDataParallel, _name_in
+from tests.agent_client.lone_agent import LoneAgent
 from tests.processes import LOCALHOST, PATIENCE_S
 
 SMALL_BUCKETS = {"bucket_cap_mb": 0.0005}
@@ -54,31 +55,29 @@ class Branches(torch.nn.Module):
         return self.branches[branch](self.stem(images))
 
 
-class Peers:
+def strided() -> torch.nn.Sequential:
+    """Its parameters lie in memory in another order than contiguous ones: channels_last, and transposed."""
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3), torch.nn.Flatten(), torch.nn.Linear(16, 2, bias=False))
+    model[-1].weight = torch.nn.Parameter(torch.randn(16, 2).t())
+    return model.to(memory_format=torch.channels_last)  # pyright: ignore[reportCallIssue]
+
+
+class Peers(LoneAgent):
     """An agent whose peers' buckets are known beforehand: all_reduce is the mean with theirs, on another thread."""
 
     def __init__(self, *peers: list[torch.Tensor]) -> None:
+        super().__init__()
         self.seen: list[torch.Tensor] = []
         self.state = SimpleNamespace(model=torch.nn.Module())
         self.progress = Progress()
+        self.parts: list[StepPart] = []
         self.peers = list(peers)
         self.thread = BackgroundThread("reduces")
         self._group = GlooGroup(HashStore(), 0, 1, LOCALHOST, connect_timeout_s=60.0, timeout_s=60.0)
 
-    @property
-    def internals(self) -> "Peers":
-        return self
-
-    @property
-    def machine(self) -> "Peers":
-        return self
-
-    group_world_size = 1
     has_failed = False
     tag, ended, has_peers = None, 0, False
-
-    def add_part(self, part: StepPart) -> None:
-        self.part = part
 
     def begin_forward(self, part: StepPart, *, accumulates: bool = False) -> None:
         """A step is under way."""
@@ -92,7 +91,7 @@ class Peers:
     def group_for_torch(self) -> ObservedGroup:
         return ObservedGroup(self._group.for_torch("torch/0"), self.progress)
 
-    def all_reduce(self, tensor: torch.Tensor, *, name: str = "", followed_by: object = ()) -> "Future[torch.Tensor]":
+    def all_reduce(self, tensor: torch.Tensor, **_: object) -> "Future[torch.Tensor]":
         return self.thread.submit(lambda: self._reduce(tensor))
 
     def _reduce(self, tensor: torch.Tensor) -> torch.Tensor:
@@ -272,6 +271,19 @@ def test_a_backward_pass_after_its_batch_was_skipped_is_refused() -> None:
 def test_a_copy_of_it_would_have_no_agent() -> None:
     with peers() as agent, pytest.raises(TypeError, match="the model that it wraps"):
         copy.deepcopy(ours(Tower(), agent))
+
+
+def test_who_skips_a_batch_takes_the_mean_in_the_memory_order_of_its_parameters() -> None:
+    """A bucket holds each gradient in that order, so another one would move the groups apart."""
+    with peers() as agent, peers() as skipping_agent:
+        model, skipping = ours(strided(), agent), ours(strided(), skipping_agent)
+        model(torch.randn(2, 3, 4, 4)).square().mean().backward()
+        skipping_agent.meet(agent.seen)
+        assert skipping.contribute_zeros()
+        for one, other in zip(gradients(model), gradients(skipping), strict=True):
+            assert one is not None
+            assert other is not None
+            assert torch.equal(one / 2, other)
 
 
 def test_an_error_of_the_agent_ends_the_backward_pass() -> None:

@@ -170,20 +170,11 @@ def used_before() -> torch.optim.Optimizer:
         ({"fragments": 5}, "fragments: 5 of 4 parameters"),
         ({"fragments": 0}, "fragments: 0 of 4 parameters"),
         ({"fragments": [model_of()], "sync_every": 1}, "every parameter of the model"),
+        ({"make_options": lambda model: {"fragments": [model[0], model]}, "sync_every": 2}, "exactly one"),
+        ({"outer_optimizer": used_before()}, "has state already"),
+        ({"outer_optimizer": outer_sgd(model_of())}, "needs all that the inner one moves"),
     ],
 )
 def test_what_does_not_fit_is_refused(options: dict[str, Any], reason: str) -> None:
     with pytest.raises(ValueError, match=reason):
         diloco(LoneAgent(), **options)
-
-
-def test_an_outer_optimizer_that_does_not_fit_is_refused() -> None:
-    with pytest.raises(ValueError, match="has state already"):
-        diloco(LoneAgent(), outer_optimizer=used_before())
-    with pytest.raises(ValueError, match="needs all that the inner one moves"):
-        diloco(LoneAgent(), outer_optimizer=outer_sgd(model_of()))
-
-
-def test_modules_that_overlap_are_refused() -> None:
-    with pytest.raises(ValueError, match="exactly one"):
-        diloco(LoneAgent(), make_options=lambda model: {"fragments": [model[0], model]}, sync_every=2)

@@ -1,19 +1,19 @@
 import importlib
 import json
 import queue
-import socket
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
+from socketserver import ThreadingTCPServer
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-import agent_client
 from agent_client.errors import ConfigurationError
-from agent_client.step.stop_signals import close_attached
+from agent_client.step.stop_signals import close_each
 from agent_client.training import progress_push
 from agent_client.training.progress_push import push_progress
 from lighthouse_runtime.web import webhook
@@ -27,7 +27,9 @@ class Rank:
     def __init__(self, monkeypatch: pytest.MonkeyPatch, *, group_rank: int = 0, replica_rank: int = 0) -> None:
         self.group_rank, self.quorum_id, self.now, self.step = group_rank, 1, 1000.0, 0
         self.quorum = SimpleNamespace(replica_rank=replica_rank, replica_world_size=3, replica_ids=("a", "b", "c"))
-        self.internals = SimpleNamespace(machine=SimpleNamespace(ended=0), runner=SimpleNamespace(last=self.quorum))
+        self.internals = SimpleNamespace(
+            machine=SimpleNamespace(ended=0), runner=SimpleNamespace(last=self.quorum), attached=set[Any]()
+        )
         self.callbacks: list[Callable[[int], object]] = []
         self.on_commit = self.callbacks.append
         clock = SimpleNamespace(monotonic=lambda: self.now, time=lambda: 5000.0)
@@ -52,62 +54,40 @@ class Rank:
                 assert not push._push.is_alive()
 
 
-class Receiver:
-    """A server that gives `answer` and closes. With None, it never answers."""
+class Receiver(ThreadingTCPServer):
+    """Gives `answer` to each request and closes the connection. With None, it never answers."""
+
+    daemon_threads = True
 
     def __init__(self, answer: bytes | None) -> None:
+        super().__init__(("127.0.0.1", 0), _Request)
         self.bodies: queue.Queue[dict[str, Any]] = queue.Queue()
-        self._answer, self._held = answer, list[socket.socket]()
-        self._server = socket.create_server(("127.0.0.1", 0))
-        self.url = f"http://127.0.0.1:{self._server.getsockname()[1]}/secret%20path"
-        self._thread = threading.Thread(target=self._serve, daemon=True)
-        self._thread.start()
+        self.answer, self.has_ended = answer, threading.Event()
+        self.url = f"http://127.0.0.1:{self.server_address[1]}/secret%20path"
 
-    def _serve(self) -> None:
-        while True:
-            try:
-                connection, _ = self._server.accept()
-            except OSError:
-                return
-            try:
-                body = _read_body(connection)
-            except ConnectionError:  # the client was killed
-                connection.close()
-                continue
-            self.bodies.put(json.loads(body))
-            if self._answer is None:
-                self._held.append(connection)
-                continue
-            with connection, suppress(ConnectionError):  # the client was killed
-                connection.sendall(self._answer)
-
-    def close(self) -> None:
-        self._server.shutdown(socket.SHUT_RDWR)
-        self._server.close()
-        self._thread.join(DEADLINE_S)
-        for each in self._held:
-            each.close()
+    def handle_error(self, request: object, client_address: object) -> None:
+        """The client was killed."""
 
 
-def _read_body(connection: socket.socket) -> bytes:
-    text, length = b"", 0
-    while b"\r\n\r\n" not in text or len(text.partition(b"\r\n\r\n")[2]) < length:
-        if not (received := connection.recv(65536)):
-            raise ConnectionAbortedError("the client closed the connection within its request")
-        text += received
-        for line in text.lower().split(b"\r\n"):
-            if line.startswith(b"content-length:"):
-                length = int(line.partition(b":")[2])
-    return text.partition(b"\r\n\r\n")[2]
+class _Request(BaseHTTPRequestHandler):
+    def do_POST(self) -> None:
+        server: Any = self.server
+        server.bodies.put(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
+        if server.answer is None:
+            server.has_ended.wait()
+        else:
+            self.wfile.write(server.answer)
 
 
 @contextmanager
 def receiver(answer: bytes | None) -> Iterator[Receiver]:
-    found = Receiver(answer)
-    try:
-        yield found
-    finally:
-        found.close()
+    with Receiver(answer) as found:
+        threading.Thread(target=found.serve_forever, args=(0.01,), daemon=True).start()
+        try:
+            yield found
+        finally:
+            found.has_ended.set()
+            found.shutdown()
 
 
 OK = b"HTTP/1.1 204 No Content\r\nContent-Length: 0\r\n\r\n"
@@ -148,7 +128,7 @@ def test_only_the_first_participant_pushes(monkeypatch: pytest.MonkeyPatch, plac
     rank.push(pushed.append)
     for _ in range(5):
         rank.commit(60.0)
-    close_attached(rank)
+    close_each(rank.internals.attached)
     assert pushed == []
     rank.group_rank = rank.quorum.replica_rank = 0  # the group before it was lost
     rank.commit()
@@ -162,7 +142,7 @@ def test_the_last_values_are_pushed_at_the_end(monkeypatch: pytest.MonkeyPatch) 
     rank.commit()
     rank.commit()
     assert pushed == []
-    close_attached(rank)
+    close_each(rank.internals.attached)
     assert [(each["step"], each["left_s"]) for each in pushed] == [(2, 0.0)]
 
 
@@ -224,7 +204,7 @@ def test_steps_go_on_while_a_push_hangs(monkeypatch: pytest.MonkeyPatch, caplog:
     rank.push(hang, every_s=10.0)
     for _ in range(4):
         rank.commit()
-    close_attached(rank)
+    close_each(rank.internals.attached)
     assert (pushed, caplog.text) == ([1], "")
     for _ in range(10):
         rank.commit()
@@ -328,7 +308,3 @@ def test_mlflow_receives_the_values_in_the_run_of_the_script(monkeypatch: pytest
             rank.join()
     assert mlflow.get_run(run.info.run_id).data.metrics["lighthouse/step"] == 2.0
     assert len(mlflow.search_runs()) == 1
-
-
-def test_it_is_exported() -> None:
-    assert agent_client.push_progress is push_progress

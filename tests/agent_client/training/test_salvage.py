@@ -1,7 +1,5 @@
 """A peer dies in the middle of a backward pass: the very step commits, with the survivors' average, bit for bit."""
 
-from concurrent.futures import Future
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,7 +13,9 @@ from agent_client.state.train_state import TrainState
 from agent_client.step.agent import Agent
 from agent_client.training.ddp import Salvage
 from tests.agent_client.jobs import Job
+from tests.agent_client.lone_agent import LoneAgent
 from tests.agent_client.ranks import Pending, Rank
+from tests.agent_client.training.test_ddp import strided
 
 TIMES = ("--join-timeout", "5s", "--heartbeat-timeout", "3s")
 ACTOR = "tests.agent_client.ddp_actor:DdpActor"
@@ -133,15 +133,11 @@ def test_who_salvages_meets_who_computes_anew(job: Job) -> None:
 
 
 def test_the_memory_order_of_parameters_is_that_of_their_buckets() -> None:
-    """A bucket holds a channels_last or transposed gradient in the order of its parameter's memory."""
-    torch.manual_seed(0)
-    model = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3), torch.nn.Flatten(), torch.nn.Linear(16, 2, bias=False))
-    model = model.to(memory_format=torch.channels_last)  # pyright: ignore[reportCallIssue]
-    linear: Any = model[-1]
-    linear.weight = torch.nn.Parameter(torch.randn(16, 2).t())
+    model = strided()
     group = GlooGroup(HashStore(), 0, 1, "127.0.0.1", connect_timeout_s=10.0, timeout_s=10.0)
     wrapped = parallel.DistributedDataParallel(model, process_group=group.for_torch("salvage"))
-    agent: Any = _Echo()
+    agent: Any = LoneAgent()
+    agent.progress = Progress()
     salvage = Salvage(agent)
 
     def keep(_: object, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
@@ -160,14 +156,3 @@ def test_the_memory_order_of_parameters_is_that_of_their_buckets() -> None:
         assert parameter.grad is not None
         assert torch.equal(parameter.grad, gradient)
     group.abort()
-
-
-class _Echo:
-    """An Agent without peers."""
-
-    internals = SimpleNamespace(progress=Progress())
-
-    def all_reduce(self, tensor: torch.Tensor, *, name: str, followed_by: object = ()) -> "Future[torch.Tensor]":
-        done: Future[torch.Tensor] = Future()
-        done.set_result(tensor)
-        return done

@@ -103,7 +103,7 @@ def test_epochs_cover_everything_exactly_once(length: int, batch_size: int, seed
             assert set(epoch) == set(range(length))
 
 
-class Rank:
+class Rank(Place):
     """A rank of a group, by the rules that an Agent follows; a sampler's position."""
 
     def __init__(self, name: str, group_rank: int, ranks: int, world_size: WorldSize) -> None:
@@ -113,13 +113,6 @@ class Rank:
     def draw_counts(self) -> tuple[int, int, bool]:
         return self.machine.ended, self.machine.moves, False
 
-    def record_source(self, data: DataChoice) -> None:
-        """Nothing compares it here."""
-
-    def record_draw(self, sampler: object, number: int, batch: object) -> bool:
-        return True
-
-    internals = property(lambda self: self)
     current_step = property(lambda self: self.machine.step)
     batches_committed = property(lambda self: self.machine.batches_committed)
 

@@ -8,24 +8,18 @@ from torch import Tensor
 
 from agent_client.training.ddp import SharedBuffers
 from lighthouse_protocol.messages.membership import Tag
+from tests.agent_client.lone_agent import LoneAgent
 
 
-class Peer:
+class Peer(LoneAgent):
     """An Agent whose first participant has `content`."""
 
     tag, ended, has_peers = Tag(3, 7), 3, True
 
     def __init__(self) -> None:
+        super().__init__()
         self.told: list[Tensor] = []
         self.content: list[Tensor] | None = None
-
-    @property
-    def internals(self) -> "Peer":
-        return self
-
-    @property
-    def machine(self) -> "Peer":
-        return self
 
     def receive_from_first(self, packed: Tensor) -> "Future[Tensor]":
         self.told.append(packed.clone())
