@@ -19,7 +19,7 @@ from agent_client.state.codec import Encoding
 from agent_client.step.rules.machine import StepMachine
 from lighthouse_protocol.messages.membership import Assignment
 from lighthouse_protocol.messages.progress import HealProgress
-from tests.agent_client.healing.pair import ASSIGNMENT, TARGETS, Pair
+from tests.agent_client.healing.pair import ASSIGNMENT, Pair
 from tests.agent_client.matrix_events import Cell, begin_transfer, check_state_came_from, finish
 from tests.agent_client.training_jobs import MakeJob, TrainingJob
 from tests.agent_client.training_kinds import Ddp
@@ -239,23 +239,3 @@ def test_a_source_that_stops_while_it_sends(make_job: MakeJob) -> None:
     check_state_came_from(other, cell, target)
     source.kill()
     finish(cell, [other, target])
-
-
-SECRET, OTHER = "known to the members of the quorum", "known to those of another quorum"
-
-
-@pytest.mark.parametrize(("source", "target"), [(SECRET, SECRET), (SECRET, OTHER), (SECRET, ""), (OTHER, SECRET)])
-def test_a_state_goes_from_member_to_member_only(source: str, target: str, caplog: pytest.LogCaptureFixture):
-    with ExitStack() as stack:
-        pair = Pair(stack)
-        pair.serve(secret=source)
-        if source == target:
-            pair.fetch(replace(TARGETS, secret=target))
-            pair.target.install(pair.machine)
-            ours, theirs = pair.weights()
-            assert torch.equal(ours, theirs)
-            return
-        before = pair.weights()[1].clone()
-        with pytest.raises(StateUnavailable, match="403|did not prove"):
-            pair.fetch(replace(TARGETS, secret=target))
-        assert torch.equal(pair.weights()[1], before)
