@@ -27,10 +27,8 @@ from torch.distributed.elastic.rendezvous import (
     RendezvousStateError,
     RendezvousTimeoutError,
 )
-from torch.distributed.elastic.rendezvous.api import RendezvousHandlerRegistry
 
 from agent_client.torchrun import handler as handlers
-from agent_client.torchrun.entry import get_handler
 from agent_client.torchrun.handler import LighthouseRendezvous, create
 from examples.ports import free_port
 from lighthouse_protocol.rules.access import Role
@@ -108,15 +106,6 @@ def before_serving(monkeypatch: pytest.MonkeyPatch, act: Callable[[], object]) -
 
 
 class TestWhatTorchAsksOfABackend:
-    def test_it_is_made_by_the_registry(self, nodes: Nodes) -> None:
-        registry = RendezvousHandlerRegistry()
-        registry.register("lighthouse", get_handler())
-        registry.register("lighthouse", get_handler())
-        handler = registry.create_handler(RendezvousParameters("lighthouse", nodes.endpoint, "some-run", 3, 6))
-        assert (handler.get_backend(), handler.get_run_id()) == ("lighthouse", "some-run")
-        assert (handler.is_closed(), handler.num_nodes_waiting()) == (False, 0)
-        assert handler.shutdown(), "it was never in a round"
-
     def test_all_nodes_join(self, nodes: Nodes) -> None:
         told = nodes.join(nodes.make(), nodes.make())
         assert sorted(each.rank for each in told) == [0, 1]
