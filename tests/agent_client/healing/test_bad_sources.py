@@ -110,14 +110,12 @@ def test_a_state_that_does_not_fit_into_memory(pair: Pair, monkeypatch: pytest.M
         pair.fetch()
 
 
-def test_a_state_that_cannot_be_sent_is_refused_with_its_reason() -> None:
+def test_a_state_that_cannot_be_sent_is_refused_with_its_reason(pair: Pair) -> None:
     """The source goes on with its step, and the target hears at once what no other attempt would change."""
-    with ExitStack() as stack:
-        pair = Pair(stack)
-        pair.states[0].optimizer.param_groups[0]["seen"] = {1}
-        pair.serve(secret="of the quorum")
-        with pytest.raises(StateRefused, match=r"state\['train'\]\['optimizer'\].*\['seen'\] is a set"):
-            pair.fetch(replace(TARGETS, secret="of the quorum"))
-        with pytest.raises(StateUnavailable, match="it answered 403") as caught:
-            pair.fetch(replace(TARGETS, secret="of a stranger"))
-        assert not isinstance(caught.value, StateRefused)
+    pair.states[0].optimizer.param_groups[0]["seen"] = {1}
+    pair.serve(secret="of the quorum")
+    with pytest.raises(StateRefused, match=r"state\['train'\]\['optimizer'\].*\['seen'\] is a set"):
+        pair.fetch(replace(TARGETS, secret="of the quorum"))
+    with pytest.raises(StateUnavailable, match="it answered 403") as caught:
+        pair.fetch(replace(TARGETS, secret="of a stranger"))
+    assert not isinstance(caught.value, StateRefused)

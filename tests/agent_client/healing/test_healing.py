@@ -14,7 +14,6 @@ import torch
 
 from agent_client.healing.connection import StateUnavailable
 from agent_client.healing.healing import Healing
-from agent_client.progress.activity import Activity
 from agent_client.state.codec import Encoding
 from agent_client.step.rules.machine import StepMachine
 from lighthouse_protocol.messages.membership import Assignment
@@ -41,35 +40,30 @@ class TestServing:
         assert torch.equal(*pair.weights())
         assert (machine.step, machine.tag_quorum_id, machine.batches_committed) == (5, 3, 10)
 
-    def test_what_was_received_is_told_with_its_size_and_time(self, stack: ExitStack) -> None:
-        own = Activity(time.monotonic)
-        pair = Pair(stack, activity=own)
+    def test_what_was_received_is_told_with_its_size_and_time(self, pair: Pair) -> None:
         pair.serve()
         pair.fetch(ASSIGNMENT)  # nothing to take over
-        assert own.healed is None
+        assert pair.activity.healed is None
         pair.fetch()
-        assert own.healed is not None
-        assert (own.healed.heals, 0 < own.healed.seconds < 10) == (1, True)
-        assert own.healed.bytes == 4 * (1024 * 1024 + 1024)  # of a Linear's weight and bias
+        healed = pair.activity.healed
+        assert healed is not None
+        assert (healed.heals, 0 < healed.seconds < 10) == (1, True)
+        assert healed.bytes == 4 * (1024 * 1024 + 1024)  # of a Linear's weight and bias
 
     @pytest.mark.usefixtures("impatient")
-    def test_a_state_that_does_not_come_is_not_told(self, stack: ExitStack, caplog: pytest.LogCaptureFixture) -> None:
-        own = Activity(time.monotonic)
-        pair = Pair(stack, activity=own)
+    def test_a_state_that_does_not_come_is_not_told(self, pair: Pair, caplog: pytest.LogCaptureFixture) -> None:
         with caplog.at_level(logging.INFO), pytest.raises(StateUnavailable):
             pair.fetch()
-        assert own.healed is None
-        assert own.take_sample().sample.heal is None
+        assert pair.activity.healed is None
+        assert pair.activity.take_sample().sample.heal is None
         assert [line for line in caplog.messages if "heal" in line] == [
             "healing from a at step 5",
             "the heal from a at step 5 broke off after 0 B",
         ]
 
-    def test_its_bytes_are_marked_as_they_arrive(self, stack: ExitStack, caplog: pytest.LogCaptureFixture) -> None:
-        own = Activity(time.monotonic)
-        pair = Pair(stack, activity=own)
+    def test_its_bytes_are_marked_as_they_arrive(self, pair: Pair, caplog: pytest.LogCaptureFixture) -> None:
         seen: list[HealProgress] = []
-        check = pair.target._check_received
+        check, own = pair.target._check_received, pair.activity
 
         def checked(assignment: Assignment, received: object) -> None:
             heal = own.take_sample().sample.heal
