@@ -208,7 +208,7 @@ class Phase(Name):
         if self.is_wait:
             progress.compute.enter_wait(now)
 
-    def __exit__(self, kind: type[BaseException] | None, e: BaseException | None, at: TracebackType | None) -> None:
+    def __exit__(self, *_: object) -> None:
         progress, now = self.progress, self.progress.clock()
         progress.marks.append((now, self, False))
         if self.is_wait:
