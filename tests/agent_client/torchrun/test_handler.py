@@ -106,17 +106,6 @@ def before_serving(monkeypatch: pytest.MonkeyPatch, act: Callable[[], object]) -
 
 
 class TestWhatTorchAsksOfABackend:
-    def test_all_nodes_join(self, nodes: Nodes) -> None:
-        told = nodes.join(nodes.make(), nodes.make())
-        assert sorted(each.rank for each in told) == [0, 1]
-        assert {each.world_size for each in told} == {2}
-
-    def test_one_node_is_enough_where_the_minimum_is_one(self, nodes: Nodes) -> None:
-        [told] = nodes.join(nodes.make(1, 1, local_addr="127.0.0.2"))
-        assert (told.rank, told.world_size) == (0, 1)
-        assert told.bootstrap_store_info is not None
-        assert told.bootstrap_store_info.master_addr == "127.0.0.2"
-
     def test_the_store_is_shared(self, nodes: Nodes) -> None:
         first, second = (each.store for each in nodes.join(nodes.make(), nodes.make()))
         first.set("a", b"1")
@@ -153,10 +142,12 @@ class TestWhatTorchAsksOfABackend:
         assert {handler.use_agent_store for handler in handlers} == {False}
         assert TCPStore(infos[0].master_addr, infos[0].master_port, is_master=True, wait_for_workers=False).port
 
-    def test_each_call_is_the_next_round(self, nodes: Nodes) -> None:
-        handler = nodes.make(1, 1)
+    def test_each_call_is_the_next_round_and_one_node_is_enough_where_the_minimum_is_one(self, nodes: Nodes) -> None:
+        handler = nodes.make(1, 1, local_addr="127.0.0.2")
         infos = [handler.next_rendezvous() for _ in range(3)]
         assert [(info.rank, info.world_size) for info in infos] == [(0, 1)] * 3
+        stores = [info.bootstrap_store_info for info in infos]
+        assert [store and store.master_addr for store in stores] == ["127.0.0.2"] * 3
         infos[0].store.set("of the first round", b"")
         assert not infos[2].store.check(["of the first round"])
 
