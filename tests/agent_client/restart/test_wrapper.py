@@ -247,22 +247,19 @@ def test_a_stop_interrupts_and_is_130(inside: RunInside) -> None:
     assert e.value.code == 130
 
 
-def test_an_abort_asks_for_the_stop_of_all(inside: RunInside) -> None:
-    @Wrapper(use_global_iteration=True)
-    def train() -> None:
-        raise RestartAbort("the loss is NaN")
-
-    with pytest.raises(RestartAbort):
-        train()
-    assert inside.stopped == ["rank 0: the loss is NaN"]
-
-
-@pytest.mark.parametrize("has_file", [True, False])
-def test_under_a_supervisor_it_is_the_supervisor_who_asks_for_the_reason_in_the_error_file(
-    inside: RunInside, variables: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture, has_file: bool
+@pytest.mark.parametrize(("is_supervised", "has_file"), [(False, False), (True, True), (True, False)])
+def test_an_abort_asks_for_the_stop_of_all_and_below_a_supervisor_leaves_that_to_it(
+    inside: RunInside,
+    variables: pytest.MonkeyPatch,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    is_supervised: bool,
+    has_file: bool,
 ) -> None:
+    """It finds the reason in the error file."""
     file = tmp_path / "error.json"
-    variables.setenv("LIGHTHOUSE_INCARNATION", "i")
+    if is_supervised:
+        variables.setenv("LIGHTHOUSE_INCARNATION", "i")
     if has_file:
         variables.setenv("TORCHELASTIC_ERROR_FILE", str(file))
 
@@ -272,7 +269,7 @@ def test_under_a_supervisor_it_is_the_supervisor_who_asks_for_the_reason_in_the_
 
     with pytest.raises(RestartAbort):
         train()
-    assert inside.stopped == []
+    assert inside.stopped == ([] if is_supervised else ["rank 0: the loss is NaN"])
     assert not has_file or cause_of(file.read_text()) == "RestartAbort: the loss is NaN"
     assert "this rank ends the run: the loss is NaN" in caplog.text
 

@@ -123,24 +123,19 @@ class TestWhatTorchAsksOfABackend:
         with pytest.raises(DistStoreError):
             first.wait(["never"], timedelta(milliseconds=150))
 
-    def test_workers_find_the_round_s_store(self, nodes: Nodes) -> None:
-        handlers = nodes.make(), nodes.make()
-        infos = [each.bootstrap_store_info for each in nodes.join(*handlers)]
-        assert infos[0] == infos[1]
-        assert infos[0] is not None
-        assert {handler.use_agent_store for handler in handlers} == {True}
-        TCPStore(infos[0].master_addr, infos[0].master_port, is_master=False).set("by a worker", b"")
-
-    def test_workers_serve_their_own_where_torch_s_variable_says_so(
-        self, nodes: Nodes, monkeypatch: pytest.MonkeyPatch
+    @pytest.mark.parametrize("is_shared", [True, False])
+    def test_workers_find_the_round_s_store_or_serve_their_own_where_torch_s_variable_says_so(
+        self, nodes: Nodes, monkeypatch: pytest.MonkeyPatch, is_shared: bool
     ) -> None:
-        monkeypatch.setenv("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1")
+        if not is_shared:
+            monkeypatch.setenv("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1")
         handlers = nodes.make(), nodes.make()
         infos = [each.bootstrap_store_info for each in nodes.join(*handlers)]
         assert infos[0] == infos[1]
         assert infos[0] is not None
-        assert {handler.use_agent_store for handler in handlers} == {False}
-        assert TCPStore(infos[0].master_addr, infos[0].master_port, is_master=True, wait_for_workers=False).port
+        assert {handler.use_agent_store for handler in handlers} == {is_shared}
+        host, port = infos[0].master_addr, infos[0].master_port
+        TCPStore(host, port, is_master=not is_shared, wait_for_workers=False).set("by a worker", b"")
 
     def test_each_call_is_the_next_round_and_one_node_is_enough_where_the_minimum_is_one(self, nodes: Nodes) -> None:
         handler = nodes.make(1, 1, local_addr="127.0.0.2")
