@@ -24,6 +24,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -260,9 +261,8 @@ class GlooGroup:
         self.rank = rank
         self.size = size
         self.store = store
-        self._host = host
-        self._connect_timeout_s = connect_timeout_s
-        self._timeout_s = timeout_s
+        times = {"connect_timeout_s": connect_timeout_s, "timeout_s": timeout_s}
+        self._connect_again = partial(GlooGroup, rank=rank, size=size, host=host, **times)
         self._for_torch: list[GlooGroup] = []
         before = socket_inodes()
         options: Any = ProcessGroupGloo._Options()  # pyright: ignore[reportAttributeAccessIssue]
@@ -303,14 +303,7 @@ class GlooGroup:
         could differ between ranks. abort() also aborts the second group. `name` must be the same on all ranks.
         """
         store = PrefixStore(name, self.store)
-        ranks = GlooGroup(
-            store,
-            self.rank,
-            self.size,
-            self._host,
-            connect_timeout_s=self._connect_timeout_s,
-            timeout_s=self._timeout_s,
-        )
+        ranks = self._connect_again(store)
         self._for_torch.append(ranks)
         kind = ProcessGroup.BackendType.GLOO
         group: Any = ProcessGroup(store, self.rank, self.size)

@@ -26,7 +26,7 @@ from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 from agent_client.collectives.observed import never_compiled, not_itself_compiled
 from agent_client.errors import AgentError, ConfigurationError
 from agent_client.healing.healing import BackgroundFetch, StateOwner, has_room
-from agent_client.healing.rules.catch_up import CatchUpAction, CatchUpMachine, CatchUpPlan, PendingStep, Transfer
+from agent_client.healing.rules.catch_up import CatchUpAction, CatchUpMachine, PendingStep, Transfer
 from agent_client.state.shards import like_parameter, local_part
 from agent_client.state.snapshot import StateMismatch
 from agent_client.state.train_state import Stateful, TrainState
@@ -177,11 +177,8 @@ class CatchUpDriver:
         owner, machine = self._owner, self.machine
         held, was_following = machine.held or owner.tag, machine.is_catching_up
         first = machine.kept_steps[:1] if machine.transfer is Transfer.DONE else ()
-        begins = Tag(assignment.max_step, assignment.tag_quorum_id)
-        plan = CatchUpPlan(begins, assignment.catches_up, assignment.heals, assignment.replica_ids)
-        source = assignment.replica_ids[assignment.heal_from_rank] if assignment.heal_from_rank is not None else ""
         batches = self._batches if was_following else owner.batches_committed
-        action = machine.choose_action(plan, held, source)
+        action = machine.choose_action(assignment, held)
         self._batches = batches
         if action is CatchUpAction.FETCH or machine.transfer is not Transfer.UNDER_WAY:
             self._drop_transfer("the quorum has changed")

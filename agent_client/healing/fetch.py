@@ -20,11 +20,9 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import KW_ONLY, dataclass
 from itertools import accumulate, tee
-from types import TracebackType
-from typing import Self
 
 from torch import Tensor
 from xxhash import xxh3_64
@@ -181,12 +179,6 @@ class Connection:
             self._response.close()
         self._socket.close()
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, e: BaseException | None, at: TracebackType | None) -> None:
-        self.close()
-
 
 def key_path(key: StateKey, wait_s: float) -> str:
     """Return the last part of a request's path: the key, and how long the source may wait until it has the state."""
@@ -218,11 +210,11 @@ class Fetch:
     accept: Callable[[State], object]
     """Called with the received state. It raises StateMismatch if this rank cannot use the state. Another source then
     becomes the lead."""
-    expect: Callable[[State], object] | None = None
+    expect: Callable[[State], object] = lambda layout: None
     """Called with the layout, a state of meta tensors, before any tensor is read. It raises like `accept`."""
     silence_s: float = math.inf
     """Time in seconds for which a source may send nothing while there is another source."""
-    max_bytes: int | None = None
+    max_bytes: float = math.inf
     is_background: bool = False
     """True if no group is waiting for the download, which then yields CPU time and uses one connection."""
     secret: str = ""
@@ -284,7 +276,7 @@ class Fetch:
         transfer = None
         try:
             silence_s = self.requests.silence_s(self.silence_s if len(self._remaining) > 1 else math.inf)
-            with self.requests.connect(self.sources[lead](), silence_s) as connection:
+            with closing(self.requests.connect(self.sources[lead](), silence_s)) as connection:
                 response = connection.get(f"/manifest/{key_path(self.key, silence_s * WAIT_SHARE)}", silence_s)
                 check_answer(response)
                 head = self._read_head(response)
@@ -317,12 +309,11 @@ class Fetch:
             head = read_head(response)
         except TruncatedState as error:
             raise ConnectionError(f"{error}") from None
-        if self.max_bytes is not None and head.length > self.max_bytes:
+        if head.length > self.max_bytes:
             raise CorruptState(f"the state has {head.length} bytes, more than {self.max_bytes}")
         if response.length != sum(map(count_pieces, head.layouts)) * CHECKSUM_BYTES:
             raise CorruptState("what follows is not the checksums of its pieces")
-        if self.expect is not None:
-            self.expect(assemble(head.skeleton, head.layouts))
+        self.expect(assemble(head.skeleton, head.layouts))
         return head
 
     def _own_tensors(self, head: Head, checksums: Iterator[bytes]) -> list[Tensor] | None:

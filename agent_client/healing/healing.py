@@ -20,9 +20,7 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Generator
 from concurrent.futures import Future
-from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
@@ -42,40 +40,6 @@ log = logging.getLogger(__name__)
 
 
 LOG_INTERVAL_S = 1.0
-
-
-@contextmanager
-def logged(mark: HealMark, *, is_catching_up: bool = False) -> Generator[None]:
-    """Log the progress of the transfer in the `with` block. Then set `mark` to done or, after an exception, to failed.
-
-    If `is_catching_up`, the log lines say that the rank is catching up.
-    """
-    heal, is_over = GroupHeal(settled_s=0.0, is_catching_up=is_catching_up), threading.Event()
-
-    def log_progress() -> None:
-        now = time.monotonic()
-        heal.add_report(0, "", mark.to_message(), now)  # GroupHeal could track several ranks
-        while line := heal.next_line(now):
-            log.info("%s", line)
-
-    def follow() -> None:
-        while not is_over.wait(LOG_INTERVAL_S):
-            log_progress()
-
-    log_progress()
-    thread = threading.Thread(target=follow, name="lighthouse heal", daemon=True)
-    thread.start()
-    try:
-        yield
-    except BaseException:
-        mark.mark_failed()
-        raise
-    else:
-        mark.mark_done()
-    finally:
-        is_over.set()
-        thread.join(LOG_INTERVAL_S)
-        log_progress()
 
 
 _MEMINFO = Path("/proc/meminfo")
@@ -174,9 +138,36 @@ class BackgroundFetch:
 
 
 def _run_logged(fetch: Fetch, mark: HealMark, activity: Activity, *, is_catching_up: bool = False) -> dict[str, Any]:
-    began_at = time.monotonic()
-    with logged(mark, is_catching_up=is_catching_up):
+    """Run the transfer and log its progress. Then set `mark` to done or, after an exception, to failed.
+
+    If `is_catching_up`, the log lines say that the rank is catching up.
+    """
+    began_at, is_over = time.monotonic(), threading.Event()
+    heal = GroupHeal(settled_s=0.0, is_catching_up=is_catching_up)
+
+    def log_progress() -> None:
+        now = time.monotonic()
+        heal.add_report(0, "", mark.to_message(), now)  # GroupHeal could track several ranks
+        while line := heal.next_line(now):
+            log.info("%s", line)
+
+    def follow() -> None:
+        while not is_over.wait(LOG_INTERVAL_S):
+            log_progress()
+
+    log_progress()
+    thread = threading.Thread(target=follow, name="lighthouse heal", daemon=True)
+    thread.start()
+    try:
         received = fetch.run()
+        mark.mark_done()
+    except BaseException:
+        mark.mark_failed()
+        raise
+    finally:
+        is_over.set()
+        thread.join(LOG_INTERVAL_S)
+        log_progress()
     activity.heal_received(time.monotonic() - began_at, size_bytes(received["train"]))
     return received
 

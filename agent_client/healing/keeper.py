@@ -12,8 +12,8 @@ ranks in a group have a state of at least one common step in their buffers.
 """
 
 import contextlib
-import io
 import logging
+import mmap
 import os
 import threading
 from collections.abc import Callable, Generator, Sequence
@@ -24,7 +24,7 @@ from xxhash import xxh3_64
 
 from agent_client.healing.connection import Pace
 from agent_client.healing.healing import available_bytes, has_room
-from agent_client.state.codec import CHUNK_BYTES, decode_from, encode
+from agent_client.state.codec import decode_from, encode
 from agent_client.state.random_state import random_state
 from agent_client.state.snapshot import StateMismatch
 from agent_client.state.train_state import TrainState
@@ -219,13 +219,13 @@ class Keeper:
         header = read_header(buffer)
         assert header is not None
         try:
-            with open(buffer, "rb", buffering=0, closefd=False) as file:
+            with open(buffer, "rb", closefd=False) as file:
                 file.seek(HEADER_BYTES)
-                source = _DigestingReader(file)
-                state = decode_from(source, header.length)
+                state = decode_from(file, header.length)
             # The codec checks each piece, but a piece that remains from an older copy has a valid checksum.
-            if source.digest.hexdigest() != header.digest:
-                raise CorruptState("its checksum is wrong")
+            with mmap.mmap(buffer, HEADER_BYTES + header.length, prot=mmap.PROT_READ) as kept, memoryview(kept) as view:
+                if xxh3_64(view[HEADER_BYTES:]).hexdigest() != header.digest:
+                    raise CorruptState("its checksum is wrong")
             match state:
                 case {"train": dict() as train, "random": dict(), "agent": {"step": step, "tag_quorum_id": quorum_id}}:
                     if (step, quorum_id) != tag:
@@ -238,30 +238,6 @@ class Keeper:
         except (CorruptState, StateMismatch, OSError) as error:
             log.warning("the state of step %d that was kept in memory cannot be used: %s", tag.step, error)
             return None
-
-
-class _DigestingReader(io.BufferedIOBase):
-    """Reads a file and computes the digest of the bytes read."""
-
-    def __init__(self, file: io.FileIO) -> None:
-        self._file = file
-        self.digest = xxh3_64()
-
-    def read(self, size: int | None = -1, /) -> bytes:
-        content = self._file.read(CHUNK_BYTES if size is None or size < 0 else size)
-        self.digest.update(content)
-        return content
-
-    def readinto(self, buffer: Any, /) -> int:
-        view, done = memoryview(buffer).cast("B"), 0
-        while done < len(view):
-            chunk = view[done : done + CHUNK_BYTES]
-            count = self._file.readinto(chunk) or 0
-            if not count:
-                break
-            self.digest.update(chunk[:count])
-            done += count
-        return done
 
 
 def _write_all(descriptor: int, chunk: memoryview, at: int) -> None:

@@ -167,8 +167,7 @@ class Listener(TCPServer):
             return False
         victim = next(each for each in waiting if _peer(each) == most)
         victim.is_cut = True
-        with suppress(OSError):
-            victim.shutdown(socket.SHUT_RDWR)
+        _shut_down_all({victim})
         self._on_cut()
         return True
 
@@ -180,9 +179,7 @@ class Listener(TCPServer):
         self.server_close()
         with self._lock:
             connections = dict(self._connections)
-        for connection in connections:
-            with suppress(OSError):
-                connection.shutdown(socket.SHUT_RDWR)
+        _shut_down_all(connections)
         for thread in connections.values():
             thread.join(JOIN_TIMEOUT_S)
 
@@ -356,7 +353,7 @@ class StateServer:
         """Disconnect the readers of the current state immediately, even while `withdraw` is waiting for them."""
         with self._changed:
             for held in (self._held, self._withdrawn):
-                _shut_down_all(held.readers if held else set())
+                _shut_down_all(held.readers if held else ())
 
     def close(self) -> None:
         """Refuse waiting requests, close the socket and all connections, and end all threads. Idempotent."""
@@ -421,7 +418,7 @@ class StateServer:
             self._changed.notify_all()
 
 
-def _shut_down_all(readers: set[DeadlineSocket]) -> None:
+def _shut_down_all(readers: Iterable[DeadlineSocket]) -> None:
     for reader in readers:
         with suppress(OSError):
             reader.shutdown(socket.SHUT_RDWR)

@@ -10,7 +10,6 @@ Text is formatted only when a sample is taken.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from types import TracebackType
 from typing import Protocol, TypeAlias
 
 from agent_client.progress.rules import ActivitySample, CollectiveIds, Entry, Number
@@ -161,7 +160,7 @@ class CollectiveBlock:
     def __enter__(self) -> None:
         self.activity.collective = (self, True, self.activity.clock(), self.activity.collective[3])
 
-    def __exit__(self, kind: type[BaseException] | None, e: BaseException | None, at: TracebackType | None) -> None:
+    def __exit__(self, *_: object) -> None:
         now = self.activity.clock()
         self.activity.collective = (self, False, now, self.activity.collectives_s(now))
 
@@ -218,5 +217,5 @@ class ActivityBlock:
     def __enter__(self) -> None:
         self.activity.act = (self, self.activity.clock())
 
-    def __exit__(self, kind: type[BaseException] | None, e: BaseException | None, at: TracebackType | None) -> None:
+    def __exit__(self, *_: object) -> None:
         self.activity.act = (None, self.activity.clock())

@@ -109,10 +109,7 @@ class Progress:
         """
         if total is not None and not 0 <= operator.index(total) < MAX_COUNT:
             raise ConfigurationError(f"phase {name!r}: total is {total}, not a number of ticks")
-        try:
-            phase = self._phases[name]
-        except KeyError:
-            phase = self._new(name, self._phases, is_wait=False)
+        phase = self._phases.get(name) or self._new(name, self._phases, is_wait=False)
         phase.total = total
         return self._traced(name if total is None else f"{name} of {total}", phase)
 
@@ -211,7 +208,7 @@ class Phase(Name):
         if self.is_wait:
             progress.compute.enter_wait(now)
 
-    def __exit__(self, kind: type[BaseException] | None, e: BaseException | None, at: TracebackType | None) -> None:
+    def __exit__(self, *_: object) -> None:
         progress, now = self.progress, self.progress.clock()
         progress.marks.append((now, self, False))
         if self.is_wait:

@@ -1,7 +1,6 @@
 """Rounds of several replica groups at once, and what each rank is told."""
 
 from collections.abc import Mapping
-from concurrent.futures import Future
 from typing import Any
 
 from tests.processes import Lighthouse, eventually, http_json
@@ -10,19 +9,15 @@ from tests.torchft.stock import Stock
 Answer = dict[str, Any]
 
 
-def wait_for(asked: Mapping[Any, "Future[Any]"]) -> dict[Any, Any]:
-    return {who: answer.result(60) for who, answer in asked.items()}
-
-
 def round_of(clients: Mapping[str, Stock], step: int | Mapping[str, int], ranks: int = 1, **more: Any) -> list[Answer]:
     """Every rank of every group asks; the answers of the groups in the order of `clients`, rank by rank."""
     steps = step if isinstance(step, Mapping) else dict.fromkeys(clients, step)
-    asked = {
-        (name, rank): client.ask(rank, steps[name], checkpoint_metadata=f"{name}{rank}", **more)
+    asked = [
+        client.ask(rank, steps[name], checkpoint_metadata=f"{name}{rank}", **more)
         for name, client in clients.items()
         for rank in range(ranks)
-    }
-    return list(wait_for(asked).values())
+    ]
+    return [answer.result(60) for answer in asked]
 
 
 def quorum_of(answers: list[Answer]) -> tuple[int, list[str]]:

@@ -69,9 +69,9 @@ class Stock:
 class StockTorchft(Process):
     """A process with torchft's module loaded. Its end is the end of every object in it."""
 
-    def __init__(self, **more: Any) -> None:
-        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
-        super().__init__("import tests.torchft.native as n; n._Stock().serve()", **(pipes | more))
+    def __init__(self) -> None:
+        code = "import tests.torchft.native as n; n._Stock().serve()"
+        super().__init__(code, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
         self._numbers = itertools.count(1)
         self._waiting: dict[int, Future[Any]] = {}
         self._is_ready = threading.Event()

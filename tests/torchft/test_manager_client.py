@@ -1,6 +1,5 @@
-"""torchft's released ManagerClient against our manager."""
+"""torchft's released ManagerClient against our manager. Who heals from whom at step 0: test_mixed.py."""
 
-import contextlib
 import itertools
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
@@ -21,19 +20,12 @@ def lighthouse() -> Iterator[Lighthouse]:
         yield process
 
 
-@contextlib.contextmanager
-def pair(stock: StockTorchft, lighthouse: Lighthouse, job: str) -> Iterator[dict[str, Stock]]:
-    options = ("--job", job)
-    managers = [Manager(lighthouse.address, name, *options, ranks=2) for name in ("a", "b")]
-    with together(*managers):
-        yield {name: stock.manager_client(m.address) for name, m in zip(("a", "b"), managers, strict=True)}
-
-
 @pytest.fixture(scope="module")
 def clients(stock: StockTorchft, lighthouse: Lighthouse) -> Iterator[dict[str, Stock]]:
     """Two groups for all tests: each test goes on from a step of its own."""
-    with pair(stock, lighthouse, "default") as both:
-        yield both
+    a, b = (Manager(lighthouse.address, name, ranks=2) for name in ("a", "b"))
+    with together(a, b):
+        yield {"a": stock.manager_client(a.address), "b": stock.manager_client(b.address)}
 
 
 @pytest.fixture
@@ -62,18 +54,6 @@ def test_one_no_discards_for_all_ranks_and_the_retry_commits(clients: dict[str, 
     assert (again, second > first) == (names, True)
     votes = [clients["a"].vote(rank, step, True) for rank in range(2)]
     assert [vote.result(30) for vote in votes] == [True, True]
-
-
-def test_init_sync_decides_who_heals_at_step_0(stock: StockTorchft, lighthouse: Lighthouse) -> None:
-    with pair(stock, lighthouse, "fresh") as clients:
-        answers = round_of(clients, 0, ranks=2, init_sync=False)
-        assert [answer["heal"] for answer in answers] == [False] * 4
-        assert [answer["recover_src_replica_rank"] for answer in answers] == [None] * 4
-        a0, a1, b0, b1 = round_of(clients, 0, ranks=2, init_sync=True)
-    # rank 0's primary is the first participant, rank 1's the second
-    assert [answer["heal"] for answer in (a0, a1, b0, b1)] == [False, True, True, False]
-    assert [a0["recover_dst_replica_ranks"], b1["recover_dst_replica_ranks"]] == [[1], [0]]
-    assert [b0["recover_src_replica_rank"], a1["recover_src_replica_rank"]] == [0, 1]
 
 
 def test_the_one_behind_heals_and_finds_its_source(stock: StockTorchft, clients: dict[str, Stock], step: int) -> None:

@@ -26,7 +26,7 @@ from enum import StrEnum
 from itertools import islice
 from typing import Generic, TypeVar
 
-from lighthouse_protocol.messages.membership import Tag
+from lighthouse_protocol.messages.membership import Assignment, Tag
 
 MAX_TRIES = 3
 MAX_KEPT_STEPS = 1000
@@ -47,14 +47,6 @@ class PendingStep(Generic[T]):
     tag: Tag  # tag of the state after the step
     batches: int
     content: T  # gradients to apply, which these rules do not read
-
-
-@dataclass(frozen=True, slots=True)
-class CatchUpPlan:
-    begins: Tag  # tag of the state with which the quorum begins
-    catches_up: bool  # whether this group catches up in the quorum
-    has_source: bool  # whether the quorum assigns a source to this group
-    names: Sequence[str]  # replica_ids of the participants
 
 
 class CatchUpAction(StrEnum):
@@ -100,26 +92,26 @@ class CatchUpMachine(Generic[T]):
 
     # -- events
 
-    def choose_action(self, plan: CatchUpPlan, holds: Tag, source: str = "") -> CatchUpAction:
+    def choose_action(self, assignment: Assignment, holds: Tag) -> CatchUpAction:
         """Decide what to do in a step, given the answer to the request for its quorum.
 
         Args:
-            plan: The part of the answer that concerns catching up.
+            assignment: The answer.
             holds: Tag of the rank's state. Only used if the rank is not catching up yet.
-            source: replica_id of the assigned source, or an empty string if there is none.
         """
-        self._catches_up = plan.catches_up
-        if not plan.catches_up:
+        self._catches_up = assignment.catches_up
+        begins = Tag(assignment.max_step, assignment.tag_quorum_id)
+        if not assignment.catches_up:
             return self._return()
-        if not self.is_catching_up and _is_same(holds, plan.begins):
+        if not self.is_catching_up and _is_same(holds, begins):
             return CatchUpAction.GO_ON
         if not self.is_catching_up:
             self.held = holds
-            return self._start(plan, source)
-        if self.transfer is Transfer.UNDER_WAY and self.source not in plan.names:
+            return self._start(assignment, begins)
+        if self.transfer is Transfer.UNDER_WAY and self.source not in assignment.replica_ids:
             self.record_failure()
-        if self.transfer is Transfer.FAILED or not self._cut(plan.begins):
-            return self._start(plan, source)
+        if self.transfer is Transfer.FAILED or not self._cut(begins):
+            return self._start(assignment, begins)
         return self._return() if self.transfer is Transfer.DONE and not self._kept else CatchUpAction.GO_ON
 
     def record_commit(self, kept: PendingStep[T] | None, tag: Tag) -> None:
@@ -175,11 +167,14 @@ class CatchUpMachine(Generic[T]):
         self._failures, self.heals_blocking = 0, False
         return CatchUpAction.RETURN if was_following else CatchUpAction.GO_ON
 
-    def _start(self, plan: CatchUpPlan, source: str) -> CatchUpAction:
+    def _start(self, assignment: Assignment, begins: Tag) -> CatchUpAction:
         self._kept.clear()
-        self.begins, self.source = plan.begins, source
-        self.transfer = Transfer.UNDER_WAY if plan.has_source else Transfer.FAILED
-        return CatchUpAction.FETCH if plan.has_source else CatchUpAction.GO_ON
+        self.begins = begins
+        if assignment.heal_from_rank is None:
+            self.transfer, self.source = Transfer.FAILED, ""
+            return CatchUpAction.GO_ON
+        self.transfer, self.source = Transfer.UNDER_WAY, assignment.replica_ids[assignment.heal_from_rank]
+        return CatchUpAction.FETCH
 
     def _cut(self, begins: Tag) -> bool:
         # Return whether the chain contains the tag. If so, drop the steps kept after it.

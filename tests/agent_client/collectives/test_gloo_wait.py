@@ -122,12 +122,16 @@ def test_what_was_not_aborted_is_waited_for(at_rest: list[bool]) -> None:
     assert work.timeouts == 20
 
 
-def test_what_was_aborted_is_waited_for_while_a_thread_of_gloo_runs(at_rest: list[bool]) -> None:
+def test_what_was_aborted_is_waited_for_while_a_thread_of_gloo_runs_and_then_lives_until_it_has_ended(
+    at_rest: list[bool],
+) -> None:
+    """Its backend, too: its destructor would wait for the work, in whichever thread."""
     at_rest[:] = [False] * 10 + [True]
     before, work = remains(), FakeWork()
     with pytest.raises(RuntimeError, match="was aborted"):
-        gloo.wait(work, None, lambda: True)
+        gloo.wait(work, "a backend", lambda: True)
     assert work.timeouts == 12
+    assert remains() - before
     work.ended.set()
     eventually(lambda: not remains() - before)
 
@@ -153,16 +157,6 @@ def test_what_fails_says_why(at_rest: list[bool]) -> None:
     work.ends_after_timeouts = 3
     with pytest.raises(RuntimeError, match="closed by peer"):
         gloo.wait(work, None, lambda: False)
-
-
-def test_the_backend_of_what_was_given_up_lives_until_it_has_ended(at_rest: list[bool]) -> None:
-    """Its destructor would wait for the work, in whichever thread."""
-    before, work = remains(), FakeWork()
-    with pytest.raises(RuntimeError, match="was aborted"):
-        gloo.wait(work, "a backend", lambda: True)
-    assert remains() - before
-    work.ended.set()
-    eventually(lambda: not remains() - before)
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
 """One source and one target in this process, without a manager."""
 
+import time
 from contextlib import ExitStack, closing
 from dataclasses import replace
 from typing import Any
@@ -7,6 +8,7 @@ from typing import Any
 import torch
 
 from agent_client.healing.healing import Healing
+from agent_client.progress.activity import Activity
 from agent_client.state.train_state import TrainState
 from agent_client.step.rules.machine import StepMachine
 from lighthouse_protocol.messages.membership import Assignment
@@ -20,10 +22,12 @@ TARGETS = replace(ASSIGNMENT, replica_rank=1, max_rank=None, place=None, heal_fr
 class Pair:
     """The Healing of a rank that is at step 5, and that of one at step 0."""
 
-    def __init__(self, stack: ExitStack, timeout_s: float = 10.0, **options: Any) -> None:
+    def __init__(self, stack: ExitStack, timeout_s: float = 10.0) -> None:
         self.states = [make_state(seed) for seed in (1, 2)]
+        self.activity = Activity(time.monotonic)
         self.source, self.target = (
-            stack.enter_context(closing(Healing(state, 0, LOCALHOST, timeout_s, **options))) for state in self.states
+            stack.enter_context(closing(Healing(state, 0, LOCALHOST, timeout_s, self.activity)))
+            for state in self.states
         )
         self.machine = StepMachine(step=5, tag_quorum_id=3, batches_committed=10)
         self.target._find_address = lambda assignment, manager: self.source.address  # type: ignore[method-assign]

@@ -1,7 +1,6 @@
 """Sources of one state in virtual time: each with a rate, what it holds, and when it dies or falls silent."""
 
 import math
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -24,6 +23,7 @@ MIB = 2**20
 LATENCY_S = 0.001
 SUMS_PER_S = 2000.0
 SILENCE_S = 30.0
+DEADLINE = 10_000.0
 
 
 @dataclass(slots=True, eq=False)
@@ -62,18 +62,10 @@ class Source:
 class Transfer:
     """As fetch.py runs it. `log`: what happened, with its moments."""
 
-    def __init__(
-        self,
-        sizes: Sequence[int],
-        sources: Sequence[Source],
-        deadline: float = 10_000.0,
-    ) -> None:
+    def __init__(self, sizes: Sequence[int], sources: Sequence[Source]) -> None:
         self.sizes = sizes
         self.sources = {source.name: source for source in sources}
-        self.plan = StripePlan(sizes, list(self.sources), deadline=deadline, silence_s=SILENCE_S)
-        self.asked_of: Counter[str] = Counter()
-        """Bytes, by source."""
-        self.deadline = deadline
+        self.plan = StripePlan(sizes, list(self.sources), deadline=DEADLINE, silence_s=SILENCE_S)
         self.now = 0.0
         self.log: list[tuple[float, Event | Effect]] = []
         self.places: list[bytes | None] = [None] * len(sizes)
@@ -97,19 +89,16 @@ class Transfer:
                 return True
             self.lead, self._sums_told, self._sum_at = lead, 0, self.now + LATENCY_S
             self._tell(LeadChosen(lead.name))
-        return self.plan.is_done or self.now >= self.deadline
+        return self.plan.is_done or self.now >= DEADLINE
 
     def seconds(self) -> float:
         assert self.run()
         return self.now
 
-    def next_at(self) -> float:
-        return min([self.plan.deadline(self.now), self._sum_at, *(it.next_at for it in self.sources.values())])
-
     def next(self) -> None:
         assert self.plan.deadline(self.now) > self.now
         source = min(self.sources.values(), key=lambda source: source.next_at)
-        at = self.next_at()
+        at = min(self.plan.deadline(self.now), self._sum_at, source.next_at)
         assert at < math.inf, "nothing will ever happen"
         self.now = max(self.now, at)
         if at == self._sum_at:
@@ -150,10 +139,9 @@ class Transfer:
             source = self.sources[effect.source]
             match effect:
                 case PieceRequest(_, pieces, silence_s):
-                    self.asked_of[source.name] += sum(self.sizes[piece] for piece in pieces)
                     assert not source.asked, "it is asked for one thing at a time"
                     assert effect.source not in self.plan.rejected
-                    assert 0 < silence_s <= self.deadline - self.now
+                    assert 0 < silence_s <= DEADLINE - self.now
                     source.asked, source.silence_s = list(pieces), silence_s
                     source.arm(self.sizes[pieces[0]], self.now, LATENCY_S)
                 case Disconnect(name):

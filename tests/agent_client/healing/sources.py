@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from agent_client.healing.connection import StateKey
+from agent_client.healing.connection import StateKey, split_address
 from agent_client.healing.fetch import Fetch
 from agent_client.healing.server import StateServer
 from agent_client.state.codec import Encoding
@@ -25,12 +25,19 @@ def threads() -> set[str]:
 
 
 @contextmanager
-def serving(state: Any = None, **options: Any) -> Iterator[StateServer]:
+def serving(
+    state: Any = None, *, secret: str = "", bind_host: str = "127.0.0.1", advertise: str = "127.0.0.1"
+) -> Iterator[StateServer]:
     """`state`: what it has under KEY."""
-    with closing(StateServer(options.pop("bind_host", "127.0.0.1"), **{"advertise": "127.0.0.1"} | options)) as it:
+    with closing(StateServer(bind_host, advertise=advertise)) as it:
         if state is not None:
-            it.publish(KEY, state)
+            it.publish(KEY, state, secret)
         yield it
+
+
+def connected(address: str) -> socket.socket:
+    """A connection that asks for nothing."""
+    return socket.create_connection(split_address(address), 30)
 
 
 def fetch(address: str, key: StateKey, timeout_s: float, **options: Any) -> Any:

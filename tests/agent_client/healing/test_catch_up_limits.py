@@ -9,13 +9,13 @@ import pytest
 import torch
 
 from agent_client.errors import ConfigurationError
-from agent_client.healing.rules.catch_up import CatchUpPlan
 from agent_client.state.train_state import TrainState
 from agent_client.step.agent import Agent
 from agent_client.step.config import AgentConfig
 from agent_client.step.rules.world_size import Share
 from agent_client.training.checkpoint_folder import CheckpointFolder
 from lighthouse_protocol.messages.membership import Tag
+from tests.agent_client.healing.test_catch_up_rules import lead
 
 
 class Counter:
@@ -57,15 +57,12 @@ def test_a_rank_that_catches_up_is_known_by_what_it_holds_and_writes_no_checkpoi
     with agent_of() as agent:
         catch_up = agent.internals.catch_up_for(agent.state.optimizer)
         assert catch_up is not None
-        lead = CatchUpPlan(Tag(7, 3), catches_up=True, has_source=True, names=("a", "b"))
-        catch_up.machine.choose_action(lead, Tag(0, 0), "a")
+        catch_up.machine.choose_action(lead(Tag(7, 3)), Tag(0, 0))
         agent.internals.machine.work_at(7, 3)
         folder = CheckpointFolder(tmp_path, agent)
         assert (agent.catches_up, agent.current_step, folder.save()) == (True, 7, None)
         assert agent.state_dict() == {"step": 0, "tag_quorum_id": 0, "batches_committed": 0}
-        catch_up.machine.choose_action(
-            CatchUpPlan(Tag(0, 0), catches_up=False, has_source=False, names=("a",)), Tag(0, 0)
-        )
+        catch_up.machine.choose_action(lead(Tag(0, 0), catches_up=False, source=""), Tag(0, 0))
         agent.internals.machine.work_at(0, 0)
         assert folder.save() is not None
 
@@ -75,8 +72,7 @@ def test_the_batches_of_a_step_that_is_applied_later_are_those_that_its_peers_co
         machine, catch_up = agent.internals.machine, agent.internals.catch_up_for(agent.state.optimizer)
         assert catch_up is not None
         catch_up.begin_step()
-        lead = CatchUpPlan(Tag(7, 3), catches_up=True, has_source=True, names=("a", "b", "c"))
-        catch_up.machine.choose_action(lead, Tag(0, 0), "a")
+        catch_up.machine.choose_action(lead(Tag(7, 3)), Tag(0, 0))
         machine.share, machine.skipped_weight = Share((0,), 3, counts=False), 1
         catch_up.apply()
         assert [kept.batches for kept in catch_up.machine.kept_steps] == [machine.batches] == [3]

@@ -1,6 +1,7 @@
 """The CatchUpMachine: rule by rule, and under drawn quorums, commits and transfers against the true states."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -13,24 +14,28 @@ from agent_client.healing.rules.catch_up import (
     MAX_TRIES,
     CatchUpAction,
     CatchUpMachine,
-    CatchUpPlan,
     PendingStep,
     Transfer,
 )
-from lighthouse_protocol.messages.membership import Tag
+from lighthouse_protocol.messages.membership import Assignment, Tag
+from tests.agent_client.assignments import assignment
 
 HOLDS = Tag(0, 0)
 BEGINS = Tag(10, 3)
 
 
-def lead(begins: Tag = BEGINS, *, catches_up: bool = True, has_source: bool = True, names: str = "abc") -> CatchUpPlan:
-    return CatchUpPlan(begins, catches_up, has_source, tuple(names))
+def lead(begins: Tag = BEGINS, *, catches_up: bool = True, source: str = "a", names: str = "abc") -> Assignment:
+    """What the last of `names` is told of a quorum of theirs; without a `source`, it is dealt none."""
+    place, (step, tag_quorum_id) = len(names) - 1, begins
+    told = assignment(place, replica_ids=tuple(names), max_step=step, tag_quorum_id=tag_quorum_id)
+    dealt = names.index(source) if source else None
+    return replace(told, catching_up=(place,) if catches_up else (), heal_from_rank=dealt)
 
 
 def following(steps: int = 0, quorum_id: int = 4) -> CatchUpMachine[Tag]:
     """Quorum 4 has dealt it a as its source, and committed so many steps."""
     machine: CatchUpMachine[Tag] = CatchUpMachine()
-    assert machine.choose_action(lead(), HOLDS, "a") is CatchUpAction.FETCH
+    assert machine.choose_action(lead(), HOLDS) is CatchUpAction.FETCH
     for step in range(steps):
         commit(machine, Tag(BEGINS.step + step + 1, quorum_id))
     return machine
@@ -58,7 +63,7 @@ class TestFollowing:
 
     def test_a_state_without_a_known_tag_is_no_other_s(self):
         machine: CatchUpMachine[Tag] = CatchUpMachine()
-        assert machine.choose_action(lead(Tag(10, None)), Tag(10, None), "a") is CatchUpAction.FETCH
+        assert machine.choose_action(lead(Tag(10, None)), Tag(10, None)) is CatchUpAction.FETCH
 
     def test_where_the_group_does_not_catch_up_nothing_is_followed(self):
         machine: CatchUpMachine[Tag] = CatchUpMachine()
@@ -98,35 +103,35 @@ class TestApplying:
 class TestAnotherQuorum:
     def test_that_begins_where_it_is_goes_on_with_the_same_snapshot(self):
         machine = following(2)
-        assert machine.choose_action(lead(Tag(12, 4), has_source=False), Tag(12, 4)) is CatchUpAction.GO_ON
+        assert machine.choose_action(lead(Tag(12, 4), source=""), Tag(12, 4)) is CatchUpAction.GO_ON
         commit(machine, Tag(13, 6))
         assert (tags(machine), machine.transfer) == ([Tag(11, 4), Tag(12, 4), Tag(13, 6)], Transfer.UNDER_WAY)
 
     def test_what_others_have_not_committed_is_forgotten(self):
         machine = following(2)
-        assert machine.choose_action(lead(Tag(11, 4), has_source=False), Tag(12, 4)) is CatchUpAction.GO_ON
+        assert machine.choose_action(lead(Tag(11, 4), source=""), Tag(12, 4)) is CatchUpAction.GO_ON
         assert (tags(machine), machine.peer_tag) == ([Tag(11, 4)], Tag(11, 4))
 
     @pytest.mark.parametrize("begins", [Tag(12, 5), Tag(13, 4), Tag(12, None), Tag(9, 3)])
     def test_that_begins_anywhere_else_starts_anew(self, begins: Tag):
         machine = following(2)
-        assert machine.choose_action(lead(begins), Tag(12, 4), "b") is CatchUpAction.FETCH
+        assert machine.choose_action(lead(begins, source="b"), Tag(12, 4)) is CatchUpAction.FETCH
         assert (tags(machine), machine.peer_tag, machine.held, machine.source) == ([], begins, HOLDS, "b")
 
     def test_and_fails_where_no_source_is_dealt(self):
         machine = following(2)
-        assert machine.choose_action(lead(Tag(20, 5), has_source=False), Tag(12, 4)) is CatchUpAction.GO_ON
+        assert machine.choose_action(lead(Tag(20, 5), source=""), Tag(12, 4)) is CatchUpAction.GO_ON
         assert (machine.transfer, machine.peer_tag, machine.has_source) == (Transfer.FAILED, Tag(20, 5), False)
 
     def test_without_the_source_starts_anew(self):
         machine = following(2)
-        assert machine.choose_action(lead(Tag(12, 4), names="bc"), Tag(12, 4), "b") is CatchUpAction.FETCH
+        assert machine.choose_action(lead(Tag(12, 4), source="b", names="bc"), Tag(12, 4)) is CatchUpAction.FETCH
         assert (tags(machine), machine.source) == ([], "b")
 
     def test_the_source_may_go_once_the_snapshot_is_here(self):
         machine = following(2)
         machine.record_arrival(BEGINS)
-        assert machine.choose_action(lead(Tag(12, 4), has_source=False, names="bc"), Tag(12, 4)) is CatchUpAction.GO_ON
+        assert machine.choose_action(lead(Tag(12, 4), source="", names="bc"), Tag(12, 4)) is CatchUpAction.GO_ON
         assert machine.has_source
 
     def test_in_which_it_is_not_behind_leaves_it_with_what_it_holds(self):
@@ -138,7 +143,7 @@ class TestAnotherQuorum:
         machine = following(2)
         machine.record_arrival(BEGINS)
         machine.record_install()
-        assert machine.choose_action(lead(BEGINS), Tag(12, 4), "b") is CatchUpAction.RETURN
+        assert machine.choose_action(lead(BEGINS), Tag(12, 4)) is CatchUpAction.RETURN
         assert (machine.is_catching_up, machine.has_source) == (False, True)
 
 
@@ -149,15 +154,15 @@ class TestFailing:
         assert (machine.has_source, machine.can_keep, machine.peer_tag) == (False, False, Tag(12, 4))
         commit(machine, Tag(13, 4))
         assert (tags(machine), machine.peer_tag, machine.held) == ([], Tag(13, 4), HOLDS)
-        assert machine.choose_action(lead(Tag(13, 4), has_source=False), Tag(13, 4)) is CatchUpAction.GO_ON
-        assert machine.choose_action(lead(Tag(13, 4)), Tag(13, 4), "b") is CatchUpAction.FETCH
+        assert machine.choose_action(lead(Tag(13, 4), source=""), Tag(13, 4)) is CatchUpAction.GO_ON
+        assert machine.choose_action(lead(Tag(13, 4)), Tag(13, 4)) is CatchUpAction.FETCH
 
     def test_too_often_it_heals_plainly(self):
         machine = following()
         for number in range(1, MAX_TRIES + 1):
             machine.record_failure()
             assert machine.heals_blocking is (number == MAX_TRIES)
-            machine.choose_action(lead(), BEGINS, "a")
+            machine.choose_action(lead(), BEGINS)
         machine.choose_action(lead(catches_up=False), BEGINS)
         assert not machine.heals_blocking, "and then it may catch up again"
 
@@ -166,11 +171,11 @@ class TestFailing:
         for _ in range(2):
             for _ in range(MAX_TRIES - 1):
                 machine.record_failure()
-                assert machine.choose_action(lead(), BEGINS, "a") is CatchUpAction.FETCH
+                assert machine.choose_action(lead(), BEGINS) is CatchUpAction.FETCH
             machine.record_arrival(BEGINS)
             machine.record_install()
             assert not machine.is_catching_up
-            assert machine.choose_action(lead(), HOLDS, "a") is CatchUpAction.FETCH
+            assert machine.choose_action(lead(), HOLDS) is CatchUpAction.FETCH
         assert not machine.heals_blocking
 
     @pytest.mark.parametrize(
@@ -230,8 +235,8 @@ class World:
         begins = list(self.states)[-1 - min(back, len(self.states) - 1)]
         shown = begins if is_known else Tag(begins.step, None)
         held = self.machine.held or self.works_at
-        told = CatchUpPlan(shown, catches_up, has_source, tuple(names))
-        action = self.machine.choose_action(told, self.works_at, names[0])
+        told = lead(shown, catches_up=catches_up, source=names[0] if has_source else "", names=names)
+        action = self.machine.choose_action(told, self.works_at)
         self.works_at = begins
         if action is CatchUpAction.FETCH:
             self.fetches = begins

@@ -17,10 +17,10 @@ from agent_client.healing.fetch import Fetch
 from agent_client.healing.rules.stripes import TRIES
 from agent_client.state.codec import CHECKSUM_BYTES, PIECE_BYTES, Encoding, encode
 from agent_client.state.snapshot import StateMismatch, install_matches
-from tests.agent_client.healing.sources import KEY, Script, answering, ok, sends, serving, threads, took
+from tests.agent_client.healing.sources import KEY, Script, answering, ok, sends, serving, took
 from tests.agent_client.state.trees import same
-from tests.processes import eventually
 
+pytestmark = pytest.mark.usefixtures("no_threads_left")
 STATE = {"w": torch.arange(2**20, dtype=torch.int64), "step": 12}
 OTHER_MODEL = {"w": torch.zeros(3), "step": 12}
 
@@ -32,12 +32,6 @@ def manifest_of(state: Any) -> bytes:
 
 MANIFEST = manifest_of(STATE)
 BODY = b"".join(encode(STATE).stripe(0, encode(STATE).body_length))
-
-
-@pytest.fixture(autouse=True)
-def _nothing_left_behind() -> Iterator[None]:
-    yield
-    assert eventually(lambda: not threads()), threads()
 
 
 def from_first(*addresses: str, timeout_s: float = 60.0, expected: Any = STATE, **options: Any) -> Fetch:

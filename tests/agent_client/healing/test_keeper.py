@@ -20,7 +20,14 @@ from agent_client.state.random_state import restore_random
 from agent_client.state.train_state import TrainState
 from agent_client.step.environment import owner_name
 from lighthouse_protocol.messages.membership import Tag
-from lighthouse_runtime.process.kept_memory import HEADER_BYTES, buffer_path, make_buffer, read_header, write_header
+from lighthouse_runtime.process.kept_memory import (
+    HEADER_BYTES,
+    BufferHeader,
+    buffer_path,
+    make_buffer,
+    read_header,
+    write_header,
+)
 
 OWNER = owner_name("job", "a", "f00d", 0, 1)
 START = Tag(0, 0)
@@ -64,6 +71,18 @@ class Rank:
 
     def restore(self, above: Tag = START, total: Callable[[torch.Tensor], torch.Tensor] = torch.clone) -> Any:
         return self.keeper.restore(self.rank, self.ranks, above, total)
+
+    def restart(self, owner: str = OWNER) -> int | None:
+        """The step that it restores in its next process."""
+        self.start(owner)
+        return step_of(self.restore())
+
+    @property
+    def headers(self) -> list[BufferHeader]:
+        return [header for buffer in self.buffers if (header := read_header(buffer)) is not None]
+
+    def buffer_of(self, step: int) -> int:
+        return next(buffer for buffer in self.buffers if (header := read_header(buffer)) and header.step == step)
 
     def close(self) -> None:
         self.keeper.close()
@@ -122,8 +141,7 @@ def test_a_state_that_is_not_newer_is_left_alone(rank: Rank) -> None:
 def test_only_every_kth_step_is_kept() -> None:
     rank = Rank(every=3)
     trained(rank, 8)
-    rank.start()
-    assert step_of(rank.restore()) == 6
+    assert rank.restart() == 6
     rank.close()
 
 
@@ -132,20 +150,16 @@ def test_a_state_of_a_later_quorum_is_newer_even_at_a_lower_step(rank: Rank) -> 
     rank.train(9)
     rank.keeper.keep({"step": 4, "tag_quorum_id": QUORUM + 1, "batches_committed": 0})
     rank.keeper.finish()
-    rank.start()
-    assert step_of(rank.restore()) == 4
+    assert rank.restart() == 4
 
 
 def test_what_was_not_restored_is_overwritten_first(rank: Rank) -> None:
     trained(rank, 5)
-    newest = next(buffer for buffer in rank.buffers if (header := read_header(buffer)) and header.step == 5)
-    damage(newest, HEADER_BYTES + 300)
-    rank.start()
-    assert step_of(rank.restore()) == 4
+    damage(rank.buffer_of(5), HEADER_BYTES + 300)
+    assert rank.restart() == 4
     rank.train(5)
     rank.keeper.finish()
-    headers = map(read_header, rank.buffers)
-    assert sorted(header.step for header in headers if header is not None) == [4, 5]
+    assert sorted(header.step for header in rank.headers) == [4, 5]
 
 
 def damage(buffer: int, at: int) -> None:
@@ -252,28 +266,25 @@ def test_what_another_rank_or_start_has_written_is_not_used(rank: Rank, owner: s
     assert rank.restore() is None
     rank.train(1)
     rank.keeper.finish()
-    rank.start(owner)
-    assert step_of(rank.restore()) == 1
+    assert rank.restart(owner) == 1
 
 
-def test_a_checksum_that_lies_is_found(rank: Rank, caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize(
+    ("lie", "words"),
+    [
+        ({"digest": "0" * 16}, "step 3 that was kept in memory cannot be used: its checksum is wrong"),
+        ({"step": 30}, f"it is of step 3 of quorum {QUORUM}"),
+    ],
+    ids=["checksum", "tag"],
+)
+def test_a_header_that_lies_is_found(
+    rank: Rank, caplog: pytest.LogCaptureFixture, lie: dict[str, Any], words: str
+) -> None:
     trained(rank, 3)
-    for buffer in rank.buffers:
-        if (header := read_header(buffer)) is not None and header.step == 3:
-            write_header(buffer, replace(header, digest="0" * 16))
-    rank.start()
-    assert step_of(rank.restore()) == 2
-    assert "step 3 that was kept in memory cannot be used: its checksum is wrong" in caplog.text
-
-
-def test_a_tag_that_lies_is_found(rank: Rank, caplog: pytest.LogCaptureFixture) -> None:
-    trained(rank, 3)
-    for buffer in rank.buffers:
-        if (header := read_header(buffer)) is not None and header.step == 3:
-            write_header(buffer, replace(header, step=30))
-    rank.start()
-    assert step_of(rank.restore()) == 2
-    assert f"it is of step 3 of quorum {QUORUM}" in caplog.text
+    [header] = [header for header in rank.headers if header.step == 3]
+    write_header(rank.buffer_of(3), replace(header, **lie))
+    assert rank.restart() == 2
+    assert words in caplog.text
 
 
 def test_the_state_of_another_model_is_not_used(rank: Rank, caplog: pytest.LogCaptureFixture) -> None:
@@ -292,15 +303,12 @@ def test_without_memory_nothing_is_kept_and_the_buffer_and_one_warning_say_so(
     assert asked[0] > 2 * HEADER_BYTES
     assert caplog.text.count("is not kept in memory: two copies need 0 MiB more") == 1
     assert "0 MiB more for each rank of this host, and twice that must be available, not" in caplog.text
-    problems = [header.problem for buffer in rank.buffers if (header := read_header(buffer)) is not None]
-    assert problems
-    assert all("two copies need" in each for each in problems)
-    rank.start()
-    assert rank.restore() is None
+    assert rank.headers
+    assert all("two copies need" in header.problem for header in rank.headers)
+    assert rank.restart() is None
     monkeypatch.undo()
     trained(rank, 2)
-    rank.start()
-    assert step_of(rank.restore()) == 2
+    assert rank.restart() == 2
 
 
 def test_a_buffer_that_cannot_grow_costs_no_training(rank: Rank, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -309,9 +317,7 @@ def test_a_buffer_that_cannot_grow_costs_no_training(rank: Rank, monkeypatch: py
 
     monkeypatch.setattr(os, "posix_fallocate", refuse)
     trained(rank, 2)
-    header = read_header(rank.buffers[0])
-    assert header is not None
-    assert "No space left on device" in header.problem
+    assert "No space left on device" in rank.headers[0].problem
 
 
 def test_a_state_that_changed_while_it_was_copied_is_dropped(rank: Rank) -> None:
@@ -319,8 +325,7 @@ def test_a_state_that_changed_while_it_was_copied_is_dropped(rank: Rank) -> None
     rank.train(3)
     rank.state.stands_still = False  # found at the vote of this step
     rank.keeper.finish()
-    rank.start()
-    assert step_of(rank.restore()) == 2
+    assert rank.restart() == 2
 
 
 def test_a_copy_that_fails_or_is_dropped_does_not_cost_the_state_before(
@@ -335,8 +340,7 @@ def test_a_copy_that_fails_or_is_dropped_does_not_cost_the_state_before(
     rank.train(5)
     rank.state.stands_still = False
     rank.keeper.finish()
-    rank.start()
-    assert step_of(rank.restore()) == 2
+    assert rank.restart() == 2
 
 
 def test_nothing_is_erased_before_there_is_room(rank: Rank, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -344,21 +348,15 @@ def test_nothing_is_erased_before_there_is_room(rank: Rank, monkeypatch: pytest.
     found: list[list[int]] = []
 
     def has_room(size: int) -> bool:
-        found.append(sorted(header.step for each in rank.buffers if (header := read_header(each)) is not None))
+        found.append(sorted(header.step for header in rank.headers))
         return False
 
     monkeypatch.setattr(keeper_module, "has_room", has_room)
-    os.ftruncate(rank.buffers[0], read_size(rank.buffers[0]))
+    os.ftruncate(rank.buffers[0], HEADER_BYTES + rank.headers[0].length)
     rank.model.register_buffer("more", torch.zeros(100_000))
     rank.train(3)
     rank.keeper.finish()
     assert found == [[1, 2]]
-
-
-def read_size(buffer: int) -> int:
-    header = read_header(buffer)
-    assert header is not None
-    return HEADER_BYTES + header.length
 
 
 def test_a_copy_that_hangs_is_given_up_and_never_completed(
@@ -382,11 +380,9 @@ def test_a_copy_that_hangs_is_given_up_and_never_completed(
     may_go_on.set()
     threads[0].join()
     assert len(set(threads)) == 1
-    headers = [header for buffer in rank.buffers if (header := read_header(buffer)) is not None]
-    assert [header.step for header in headers if header.length] == [2]
-    assert any("not complete" in header.problem for header in headers)
-    rank.start()
-    assert step_of(rank.restore()) == 2
+    assert [header.step for header in rank.headers if header.length] == [2]
+    assert any("not complete" in header.problem for header in rank.headers)
+    assert rank.restart() == 2
 
 
 def test_after_a_divergence_nothing_is_left_even_if_a_copy_hangs(rank: Rank, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -397,8 +393,7 @@ def test_after_a_divergence_nothing_is_left_even_if_a_copy_hangs(rank: Rank, mon
     rank.keeper.finish(0.1)
     rank.keeper.clear()
     may_go_on.set()
-    rank.start()
-    assert rank.restore() is None
+    assert rank.restart() is None
 
 
 def test_a_problem_that_does_not_fit_into_the_header_ends_no_copies(
@@ -411,7 +406,7 @@ def test_a_problem_that_does_not_fit_into_the_header_ends_no_copies(
         patch.setattr(keeper_module, "encode", fail)
         text = "\u00fc" * 1000
         trained(rank, 1)
-        [header] = [header for buffer in rank.buffers if (header := read_header(buffer)) is not None]
+        [header] = rank.headers
         assert text[:900] in header.problem
         text = "\U0001f600" * 1000
         rank.keeper._problem = ""
@@ -421,15 +416,13 @@ def test_a_problem_that_does_not_fit_into_the_header_ends_no_copies(
     assert "does not fit into 4096" in caplog.text
     rank.start()
     trained(rank, 3)
-    rank.start()
-    assert step_of(rank.restore()) == 3
+    assert rank.restart() == 3
 
 
 def test_after_a_divergence_nothing_is_left(rank: Rank) -> None:
     trained(rank, 3)
     rank.keeper.clear()
-    rank.start()
-    assert rank.restore() is None
+    assert rank.restart() is None
 
 
 def test_after_a_divergence_the_healed_state_of_the_same_step_is_kept(rank: Rank) -> None:
@@ -500,7 +493,7 @@ def test_ranks_that_die_at_different_moments_restore_one_step_and_lose_one_at_mo
         rank.train(last + 1)
         rank.keeper.finish()
         if where == "writing":
-            write_header(next(s for s in rank.buffers if (h := read_header(s)) and h.step == last + 1), None)
+            write_header(rank.buffer_of(last + 1), None)
     expected = last + 1 if set(ahead) == {"written"} else last
     assert restored(ranks) == [expected] * len(ranks)
     for rank in ranks:
@@ -512,8 +505,7 @@ def test_a_damaged_state_of_one_rank_is_used_by_none() -> None:
     for rank in ranks:
         rank.start(owner_name("job", "a", "f00d", rank.rank, 2))
         trained(rank, 3)
-    newest = next(buffer for buffer in ranks[1].buffers if (header := read_header(buffer)) and header.step == 3)
-    damage(newest, HEADER_BYTES + 300)
+    damage(ranks[1].buffer_of(3), HEADER_BYTES + 300)
     assert restored(ranks) == [2, 2]
     for rank in ranks:
         rank.close()

@@ -27,6 +27,7 @@ from tests.agent_client.healing.sources import (
     KEY,
     Script,
     answering,
+    connected,
     fetch,
     ok,
     sends,
@@ -71,15 +72,9 @@ def reading(server: StateServer, key: StateKey = KEY, wait_s: float = 0) -> Iter
     held = server._held
     encoding = held.encoding if held else encode(BIG)
     path = f"/pieces/{encoding.layout}/0-{encoding.body_length}/{key[0]}/{key[1]}/{key[2]}?wait_s={wait_s:.1f}"
-    with idle(server) as reader:
+    with connected(server.address) as reader:
         reader.sendall(f"GET {path} HTTP/1.1\r\n\r\n".encode())
         yield reader
-
-
-def idle(server: StateServer) -> socket.socket:
-    """A connection that asks for nothing."""
-    host, port = server.address.removeprefix("http://").rsplit(":", 1)
-    return socket.create_connection((host, int(port)), 30)
 
 
 def read_to_end(reader: socket.socket) -> int:
@@ -189,7 +184,7 @@ class TestFetch:
 
     @pytest.mark.parametrize("path", ["/", "/manifest/1/2", "/manifest/1/2/x", "/manifest/1/2/3?wait_s=nan"])
     def test_any_other_path_is_not_found(self, path: str) -> None:
-        with serving() as server, idle(server) as client:
+        with serving() as server, connected(server.address) as client:
             client.sendall(f"GET {path} HTTP/1.0\r\n\r\n".encode())
             assert client.recv(100).split()[1] == b"404"
 
@@ -425,7 +420,7 @@ class TestServer:
 
     def test_a_client_that_asks_nothing_is_cut_off(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr("agent_client.healing.server.STALL_TIMEOUT_S", 0.2)
-        with serving() as server, idle(server) as client, took(0.1, 20):
+        with serving() as server, connected(server.address) as client, took(0.1, 20):
             assert client.recv(1) == b""
 
     def test_readers_that_leave_disturb_nobody(self) -> None:
@@ -455,7 +450,7 @@ class TestServer:
     def test_close_ends_everything_at_once(self) -> None:
         with serving(BIG) as server, ThreadPoolExecutor(1) as pool:
             waiting = pool.submit(fetch, server.address, OTHER, 60)
-            with reading(server) as reader, reading(server, OTHER, wait_s=60), idle(server):
+            with reading(server) as reader, reading(server, OTHER, wait_s=60), connected(server.address):
                 assert reader.recv(10)
                 assert eventually(
                     lambda: [thread.name for thread in threading.enumerate()].count("checkpoint-stream") == 4

@@ -14,16 +14,10 @@ from agent_client.healing.fetch import Fetch
 from agent_client.healing.server import StateServer
 from agent_client.state.codec import Encoding, encode
 from agent_client.state.snapshot import StateMismatch
-from tests.agent_client.healing.sources import (
-    KEY,
-    bytes_sent,
-    serving,
-    threads,
-    took,
-)
+from tests.agent_client.healing.sources import KEY, bytes_sent, serving, took
 from tests.agent_client.state.trees import same
-from tests.processes import eventually
 
+pytestmark = pytest.mark.usefixtures("no_threads_left")
 MIB = 2**20
 
 
@@ -39,18 +33,6 @@ def state(step: int = 12, buffers: float = 0.0, size: int = 48 * MIB) -> dict[st
 
 
 STATE = state()
-
-
-@pytest.fixture(autouse=True)
-def _nothing_left_behind() -> Iterator[None]:
-    yield
-    assert eventually(lambda: not threads()), threads()
-
-
-@pytest.fixture
-def stack() -> Iterator[ExitStack]:
-    with ExitStack() as it:
-        yield it
 
 
 def servers(stack: ExitStack, *states: dict[str, Any], secret: str = "") -> dict[str, StateServer]:

@@ -34,13 +34,22 @@ def source(name: str, rate: float = RATE, holds: Sequence[bytes] = STATE, **faul
     return Source(name, rate, holds, faults)
 
 
-def plan(*sizes: int, sources: Sequence[str] = "ab") -> StripePlan:
-    return StripePlan(sizes, list(sources), deadline=100, silence_s=10)
+def plan(pieces: int, sources: Sequence[str] = "ab", **options: bool) -> StripePlan:
+    return StripePlan([PIECE] * pieces, list(sources), deadline=100, silence_s=10, **options)
+
+
+def begun(pieces: int, sources: Sequence[str] = "ab", announced: int = 0) -> StripePlan:
+    """A plan whose lead is a, which has told the checksums of its first pieces."""
+    it = plan(pieces, sources)
+    it.handle(LeadChosen("a"), 0)
+    for checksum in STATE[:announced]:
+        it.handle(ChecksumArrived(checksum), 0)
+    return it
 
 
 class TestShares:
     def test_each_is_asked_for_a_first_part_at_once(self) -> None:
-        effects = plan(*[PIECE] * 5).handle(LeadChosen("a"), 1)
+        effects = plan(5).handle(LeadChosen("a"), 1)
         assert effects == [PieceRequest("a", (0, 1), 10), PieceRequest("b", (2, 3), 10)]
         assert 2 * PIECE == FIRST_BYTES
 
@@ -60,8 +69,7 @@ class TestShares:
         assert Transfer(SIZES, [source("a"), source("b", RATE / 1000)]).seconds() < 1.05 * alone
 
     def test_and_is_not_asked_for_the_last_pieces(self) -> None:
-        it = plan(*[PIECE] * 7)
-        it.handle(LeadChosen("a"), 0)
+        it = begun(7)
         it.handle(PieceArrived("a", b"0"), 0.04)
         assert it.handle(PieceArrived("a", b"1"), 0.08) == [PieceRequest("a", (4,), 10)]
         it.handle(PieceArrived("b", b"2"), 4)
@@ -69,23 +77,17 @@ class TestShares:
         assert it.handle(PieceArrived("a", b"4"), 8.1) == [PieceRequest("a", (5,), 10)]
 
     def test_the_last_one_may_be_silent_until_the_deadline(self) -> None:
-        it = plan(PIECE, PIECE, PIECE)
-        it.handle(LeadChosen("a"), 0)
+        it = begun(3)
         it.handle(Refused("b", "409"), 1)
         it.handle(PieceArrived("a", b"0"), 2)
         assert it.handle(PieceArrived("a", b"1"), 2) == [PieceRequest("a", (2,), 98)]
 
 
 class TestLeadsAlone:
-    def test_others_are_asked_for_nothing(self) -> None:
-        it = StripePlan([PIECE] * 3, ["b", "a"], deadline=100, silence_s=10, leads_alone=True)
+    def test_others_are_asked_for_nothing_but_for_what_it_does_not_give(self) -> None:
+        it = plan(3, "ba", leads_alone=True)
         assert it.handle(LeadChosen("a"), 0) == [PieceRequest("a", (0, 1, 2), 10)]
         assert it.handle(PieceArrived("a", b"0"), 1) == []
-
-    def test_but_for_what_it_does_not_give(self) -> None:
-        it = StripePlan([PIECE] * 3, ["b", "a"], deadline=100, silence_s=10, leads_alone=True)
-        it.handle(LeadChosen("a"), 0)
-        it.handle(PieceArrived("a", b"0"), 1)
         assert it.handle(ConnectionLost("a", "it is dead"), 2) == [PieceRequest("b", (1, 2), 10)]
 
 
@@ -108,21 +110,19 @@ class TestFaults:
         assert transfer.seconds() < 1.3 * sum(SIZES) / (2 * RATE)
 
     def test_a_broken_connection_is_opened_again_after_a_pause(self) -> None:
-        it = plan(*[PIECE] * 9)
-        it.handle(LeadChosen("a"), 0)
+        it = begun(9)
         assert it.handle(ConnectionLost("b", "reset"), 1) == []
         assert it.deadline(1) == 1 + FIRST_PAUSE_S
         assert it.tick(1 + FIRST_PAUSE_S) == [PieceRequest("b", (2, 3), 10)]
 
     def test_one_that_never_gets_on_is_passed_over(self) -> None:
-        it = plan(*[PIECE] * 9)
-        it.handle(LeadChosen("a"), 0)
+        it = begun(9)
         effects = [effect for number in range(TRIES) for effect in it.handle(ConnectionLost("b", "reset"), number + 1)]
         assert effects[-1] == SourceRejected("b", f"reset ({TRIES} times in a row)")
         assert it.rejected.keys() == {"b"}
 
     def test_a_piece_that_arrives_ends_the_row_of_breaks(self) -> None:
-        it = plan(*[PIECE] * 9, sources="a")
+        it = plan(9, "a")
         effects = it.handle(LeadChosen("a"), 0)
         for number in range(1, 3 * TRIES):
             event = PieceArrived("a", b"0") if number % TRIES == 0 else ConnectionLost("a", "reset")
@@ -131,8 +131,7 @@ class TestFaults:
         assert [type(effect) for effect in effects] == [PieceRequest] * len(effects)
 
     def test_one_that_was_cut_off_for_its_slowness_is_not_asked_for_the_last_pieces_again(self) -> None:
-        it = plan(*[PIECE] * 20)
-        it.handle(LeadChosen("a"), 0)
+        it = begun(20)
         for number, piece in enumerate([0, 1, *range(4, 8), *range(11, 20)], start=1):
             it.handle(PieceArrived("a", STATE[piece]), 0.04 * number)
             if number < 3:
@@ -144,8 +143,7 @@ class TestFaults:
         assert it.handle(PieceArrived("a", b"8"), 0.73) == [PieceRequest("a", (9,), 10)]
 
     def test_it_is_over_when_none_is_left(self) -> None:
-        it = plan(PIECE)
-        it.handle(LeadChosen("a"), 0)
+        it = begun(1)
         it.handle(Refused("a", "409"), 1)
         assert not it.is_over
         it.handle(Refused("b", "409"), 1)
@@ -155,10 +153,7 @@ class TestFaults:
 
 class TestOneState:
     def test_a_piece_that_differs_is_asked_of_the_lead(self) -> None:
-        it = plan(PIECE, PIECE, PIECE, PIECE)
-        it.handle(LeadChosen("a"), 0)
-        for checksum in STATE[:4]:
-            it.handle(ChecksumArrived(checksum), 0)
+        it = begun(4, announced=4)
         it.handle(PieceArrived("a", b"0"), 1)
         it.handle(PieceArrived("a", b"1"), 1)
         assert it.handle(PieceArrived("b", b"another"), 1) == [PieceRequest("a", (2,), 10)]
@@ -169,10 +164,7 @@ class TestOneState:
         assert it.is_done
 
     def test_a_piece_that_only_the_lead_before_had_is_asked_of_any_source(self) -> None:
-        it = plan(PIECE, PIECE, PIECE, sources="abc")
-        it.handle(LeadChosen("a"), 0)
-        for checksum in STATE[:3]:
-            it.handle(ChecksumArrived(checksum), 0)
+        it = begun(3, "abc", announced=3)
         it.handle(PieceArrived("b", b"another"), 0.5)
         it.handle(PieceArrived("c", b"2"), 0.6)
         assert it.handle(Refused("a", "409"), 1) == [SourceRejected("a", "409"), PieceRequest("b", (0,), 10)]
@@ -195,16 +187,13 @@ class TestOneState:
         assert transfer.places == STATE
 
     def test_a_lead_that_sends_something_else_than_it_announces_is_passed_over(self) -> None:
-        it = plan(PIECE, PIECE)
-        it.handle(LeadChosen("a"), 0)
-        it.handle(ChecksumArrived(b"0"), 0)
+        it = begun(2, announced=1)
         effects = it.handle(PieceArrived("a", b"x"), 1)
         assert effects[0] == SourceRejected("a", "sends something else than it announces")
         assert it.needs_lead
 
     def test_another_lead_keeps_what_is_the_same(self) -> None:
-        it = plan(PIECE, PIECE, PIECE, PIECE)
-        it.handle(LeadChosen("a"), 0)
+        it = begun(4)
         for event in (PieceArrived("a", b"0"), PieceArrived("a", b"old"), PieceArrived("b", b"2"), LeadLost()):
             it.handle(event, 1)
         assert it.needs_lead
@@ -216,10 +205,7 @@ class TestOneState:
         assert it.is_done
 
     def test_one_whose_checksums_are_all_here_is_not_missed(self) -> None:
-        it = plan(PIECE, PIECE, PIECE)
-        it.handle(LeadChosen("a"), 0)
-        for checksum in STATE[:3]:
-            it.handle(ChecksumArrived(checksum), 0)
+        it = begun(3, announced=3)
         it.handle(LeadLost(), 1)
         it.handle(Refused("a", "gone"), 1)
         assert not it.needs_lead

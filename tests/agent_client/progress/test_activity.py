@@ -2,14 +2,7 @@
 
 from agent_client.progress.activity import KEPT_S, Activity
 from lighthouse_protocol.messages.progress import HealProgress
-
-
-class Clock:
-    def __init__(self) -> None:
-        self.now = 100.0
-
-    def __call__(self) -> float:
-        return self.now
+from tests.agent_client.progress.test_progress import Clock
 
 
 def test_a_heal_is_told_while_it_goes_on_and_for_a_while_after():

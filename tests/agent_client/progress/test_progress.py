@@ -395,13 +395,13 @@ class TestComputeTime:
         steps.do(works_s=2.0)
         assert steps.totals == ComputeTotals(pytest.approx(2.0), 1)
 
-    def test_a_discarded_step_does_not_count(self, steps: Steps):
-        steps.do(works_s=9.0, is_committed=False)
-        steps.do(works_s=2.0, microbatches=3)
-        assert steps.totals == ComputeTotals(pytest.approx(2.0), 3)
-
-    def test_a_step_whose_batch_was_skipped_does_not_count(self, steps: Steps):
-        steps.do(works_s=9.0, microbatches=0)
+    @pytest.mark.parametrize(
+        "passed_over", [{"is_committed": False}, {"microbatches": 0}], ids=["discarded", "skipped"]
+    )
+    def test_a_step_that_was_discarded_or_whose_batch_was_skipped_does_not_count(
+        self, steps: Steps, passed_over: dict[str, Any]
+    ):
+        steps.do(works_s=9.0, **passed_over)
         steps.do(works_s=2.0, microbatches=3)
         assert steps.totals == ComputeTotals(pytest.approx(2.0), 3)
 

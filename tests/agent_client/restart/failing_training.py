@@ -4,15 +4,12 @@ python -m tests.agent_client.restart.failing_training FOLDER ddp|fsdp2 STEPS SEE
 
 With nccl all ranks of a host share its first GPU.
 
-FAULTS times one rank fails, a drawn one, in one of the first steps after a start, at a drawn place. Prints, with times
-on the clock of all processes of this host:
+FAULTS times one rank fails, a drawn one, in one of the first steps after a start, at a drawn place. Prints:
 
-process PID SLOT                         it has started
-runs GENERATION TIME                     the function is called
-begins GENERATION PID STEP TIME          it trains, from that step on
-steps GENERATION PID TIME THREADS FDS RESIDENT_KIB   the first step of all ranks is done
-fault GENERATION PLACE TIME
-ends LOSS THREADS
+process PID SLOT         it has started
+steps PID THREADS FDS    the first step of all ranks is done
+fault PLACE
+ends LOSS
 """
 
 import os
@@ -68,8 +65,7 @@ class FailsBackward(torch.autograd.Function):
 class Fault:
     """The next one. Each that has struck has left a file in `folder`; none strikes before all ranks have counted."""
 
-    def __init__(self, folder: Path, seed: int, faults: int, places: list[str], generation: int, first: int) -> None:
-        self._generation = generation
+    def __init__(self, folder: Path, seed: int, faults: int, places: list[str], first: int) -> None:
         self._number = len(list(folder.glob("fault-*")))
         self._mark = folder / f"fault-{self._number}"
         draw = random.Random(1000 * seed + self._number)
@@ -83,7 +79,7 @@ class Fault:
     def note(self) -> None:
         """It strikes now."""
         self._mark.touch()
-        say("fault", self._generation, self.place, f"{time.monotonic():.3f}")
+        say("fault", self.place)
 
     def strike(self, step: int, *places: str) -> None:
         if not any(self.is_at(step, place) for place in places):
@@ -107,13 +103,12 @@ def say(*words: object) -> None:
     os.write(1, (" ".join(map(str, words)) + "\n").encode())  # at once, and whole
 
 
-def measured() -> tuple[int, int, int]:
-    """Threads, descriptors, resident KiB, once nothing is kept of groups that have ended."""
+def measured() -> tuple[int, int]:
+    """Threads and descriptors, once nothing is kept of groups that have ended."""
     ends_at = time.monotonic() + 2 * gloo.LET_GO_WITHIN_S
     while any(each.name == "gloo remains" for each in threading.enumerate()) and time.monotonic() < ends_at:
         time.sleep(0.02)
-    resident = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmRSS"))
-    return len(os.listdir("/proc/self/task")), len(os.listdir("/proc/self/fd")), int(resident.split()[1])
+    return len(os.listdir("/proc/self/task")), len(os.listdir("/proc/self/fd"))
 
 
 def model_of(kind: str, device: torch.device) -> nn.Module:
@@ -159,7 +154,6 @@ def batches(first: int, steps: int, fault: Fault) -> Iterator[tuple[int, Tensor]
 
 @Wrapper(use_global_iteration=True, max_restarts=None)
 def train(call_wrapper: CallWrapper) -> None:
-    say("runs", call_wrapper.iteration, f"{time.monotonic():.3f}")
     folder, kind, places, backend = Path(sys.argv[1]), sys.argv[2], sys.argv[6].split(","), sys.argv[7]
     steps, seed, faults = map(int, sys.argv[3:6])
     device = share_gpu() if backend == "nccl" else torch.device("cpu")
@@ -167,8 +161,7 @@ def train(call_wrapper: CallWrapper) -> None:
     model = model_of(kind, device)
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.001)
     first = load(folder / "checkpoint", model, optimizer)
-    fault = Fault(folder, seed, faults, places, call_wrapper.iteration, first)
-    say("begins", call_wrapper.iteration, os.getpid(), first, f"{time.monotonic():.3f}")
+    fault = Fault(folder, seed, faults, places, first)
     loss = torch.zeros(1, device=device)
     for step, batch in batches(first, steps, fault):
         fault.strike(step, "forward", "exit", "kill", "stop")
@@ -186,9 +179,9 @@ def train(call_wrapper: CallWrapper) -> None:
         save(folder / "checkpoint", step + 1, model, optimizer)
         call_wrapper.ping(step)
         if step == first:
-            say("steps", call_wrapper.iteration, os.getpid(), f"{time.monotonic():.3f}", *measured())
+            say("steps", os.getpid(), *measured())
     dist.all_reduce(loss)
-    say("ends", f"{loss.item():.9g}", measured()[0])
+    say("ends", f"{loss.item():.9g}")
     dist.destroy_process_group()
 
 

@@ -63,27 +63,26 @@ def test_a_local_counter_needs_no_lighthouse(variables: pytest.MonkeyPatch) -> N
     assert seen == [(0, 0, 0), (1, 1, 1), (2, 2, 2)]
 
 
-def test_max_iterations_end_with_130(variables: pytest.MonkeyPatch) -> None:
-    @Wrapper(max_iterations=2)
-    def train() -> None:
-        raise RuntimeError("boom")
-
-    with pytest.raises(RestartAbort, match="max_iterations: 2") as e:
-        train()
-    assert e.value.code == 130
-
-
-def test_a_function_that_always_raises_ends_the_run_with_its_last_error(variables: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("options", "said", "runs"),
+    [
+        ({"max_iterations": 2}, "max_iterations: 2", 2),
+        ({"max_restarts": 2}, r"max_restarts: 2 restarts.* used up; the last: ValueError: boom 2", 3),
+    ],
+)
+def test_a_function_that_always_raises_ends_the_run(
+    variables: pytest.MonkeyPatch, options: dict[str, int], said: str, runs: int
+) -> None:
     ran: list[int] = []
 
-    @Wrapper(max_restarts=2, restart_delay=0.01)
+    @Wrapper(restart_delay=0.01, **options)
     def train(call_wrapper: CallWrapper) -> None:
         ran.append(call_wrapper.iteration)
         raise ValueError(f"boom {call_wrapper.iteration}")
 
-    with pytest.raises(RestartAbort, match=r"max_restarts: 2 restarts.* used up; the last: ValueError: boom 2") as e:
+    with pytest.raises(RestartAbort, match=said) as e:
         train()
-    assert (e.value.code, ran) == (130, [0, 1, 2])
+    assert (e.value.code, ran) == (130, list(range(runs)))
 
 
 @pytest.mark.parametrize("end", [SystemExit(3), GroupDrained("a leaves: SIGTERM to rank 0")], ids=["exit", "drained"])
@@ -206,8 +205,6 @@ def test_it_is_not_served_where_it_is_already_or_by_another_rank(variables: pyte
 
 
 def test_the_call_wrapper_stands_where_the_function_has_it(variables: pytest.MonkeyPatch) -> None:
-    variables.delenv("LIGHTHOUSE_ADDRESS")
-
     @Wrapper()
     def first(call_wrapper: CallWrapper, lr: float, *more: int, **options: int) -> tuple[Any, ...]:
         return call_wrapper.iteration, lr, more, options
@@ -222,8 +219,6 @@ def test_the_call_wrapper_stands_where_the_function_has_it(variables: pytest.Mon
 
 
 def test_arguments_that_do_not_fit_are_no_fault_to_restart_after(variables: pytest.MonkeyPatch) -> None:
-    variables.delenv("LIGHTHOUSE_ADDRESS")
-
     @Wrapper()
     def train(call_wrapper: CallWrapper, lr: float) -> None:
         pytest.fail("it runs")
@@ -256,34 +251,21 @@ def test_a_stop_interrupts_and_is_130(inside: RunInside) -> None:
     assert e.value.code == 130
 
 
-def test_an_abort_asks_for_the_stop_of_all(inside: RunInside) -> None:
-    @Wrapper(use_global_iteration=True)
-    def train() -> None:
-        raise RestartAbort("the loss is NaN")
-
-    with pytest.raises(RestartAbort):
-        train()
-    assert inside.stopped == ["rank 0: the loss is NaN"]
-
-
-def test_under_a_supervisor_it_is_the_supervisor_who_asks(inside: RunInside, variables: pytest.MonkeyPatch) -> None:
-    variables.setenv("LIGHTHOUSE_INCARNATION", "i")
-
-    @Wrapper(use_global_iteration=True)
-    def train() -> None:
-        raise RestartAbort
-
-    with pytest.raises(RestartAbort):
-        train()
-    assert inside.stopped == []
-
-
-def test_the_supervisor_finds_the_reason_in_the_error_file(
-    inside: RunInside, variables: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize(("is_supervised", "has_file"), [(False, False), (True, True), (True, False)])
+def test_an_abort_asks_for_the_stop_of_all_and_below_a_supervisor_leaves_that_to_it(
+    inside: RunInside,
+    variables: pytest.MonkeyPatch,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    is_supervised: bool,
+    has_file: bool,
 ) -> None:
+    """It finds the reason in the error file."""
     file = tmp_path / "error.json"
-    variables.setenv("LIGHTHOUSE_INCARNATION", "i")
-    variables.setenv("TORCHELASTIC_ERROR_FILE", str(file))
+    if is_supervised:
+        variables.setenv("LIGHTHOUSE_INCARNATION", "i")
+    if has_file:
+        variables.setenv("TORCHELASTIC_ERROR_FILE", str(file))
 
     @Wrapper(use_global_iteration=True)
     def train() -> None:
@@ -291,7 +273,8 @@ def test_the_supervisor_finds_the_reason_in_the_error_file(
 
     with pytest.raises(RestartAbort):
         train()
-    assert cause_of(file.read_text()) == "RestartAbort: the loss is NaN"
+    assert inside.stopped == ([] if is_supervised else ["rank 0: the loss is NaN"])
+    assert not has_file or cause_of(file.read_text()) == "RestartAbort: the loss is NaN"
     assert "this rank ends the run: the loss is NaN" in caplog.text
 
 
@@ -331,26 +314,6 @@ class WithoutPeer:
     def abort(self) -> None: ...
 
 
-@pytest.mark.parametrize("is_the_cause", [False, True])
-def test_what_a_peer_s_end_makes_fail_is_no_failure_of_this_rank(
-    is_the_cause: bool, inside: RunInside, caplog: pytest.LogCaptureFixture
-) -> None:
-    """It is told of the peer a moment later. If it is not, it has failed by itself."""
-    group = WithoutPeer()
-    group_spec.register_group(group)
-
-    @Wrapper(use_global_iteration=True)
-    def train(call_wrapper: CallWrapper) -> None:
-        if call_wrapper.iteration == 0:
-            if not is_the_cause:
-                threading.Timer(0.1, inside.lose_streams).start()
-            raise RuntimeError("connection closed by peer")
-
-    train()
-    said = [record.getMessage() for record in caplog.records]
-    assert ("iteration 0 failed" in said) == is_the_cause, said
-
-
 class HostThatStandsStill:
     """In each sleep. It takes `time`'s place."""
 
@@ -365,22 +328,29 @@ class HostThatStandsStill:
         self._still_s += 10.0
 
 
-def test_a_host_that_stands_still_takes_no_patience(
-    inside: RunInside, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("is_the_cause", "host"), [(False, time), (True, time), (False, HostThatStandsStill())])
+def test_what_a_peer_s_end_makes_fail_is_no_failure_of_this_rank(
+    is_the_cause: bool,
+    host: Any,
+    inside: RunInside,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The cause is told when it goes on."""
-    monkeypatch.setattr(wrapper, "time", HostThatStandsStill())
+    """It is told of the peer a moment later, also if its host stands still. If not, it has failed by itself."""
+    monkeypatch.setattr(wrapper, "time", host)
     group = WithoutPeer()
     group_spec.register_group(group)
 
     @Wrapper(use_global_iteration=True)
     def train(call_wrapper: CallWrapper) -> None:
         if call_wrapper.iteration == 0:
-            threading.Timer(0.1, inside.lose_streams).start()
+            if not is_the_cause:
+                threading.Timer(0.1, inside.lose_streams).start()
             raise RuntimeError("connection closed by peer")
 
     train()
-    assert "iteration 0 failed" not in [record.getMessage() for record in caplog.records]
+    said = [record.getMessage() for record in caplog.records]
+    assert ("iteration 0 failed" in said) == is_the_cause, said
 
 
 def test_says_where_it_is_and_what_it_does(inside: RunInside) -> None:
@@ -419,16 +389,6 @@ def test_advance_asks_for_the_next_number(inside: RunInside) -> None:
     assert train() == [0, 1, 2, 2]
 
 
-def test_a_stop_while_it_advances(inside: RunInside) -> None:
-    @Wrapper(use_global_iteration=True, max_iterations=2)
-    def train(call_wrapper: CallWrapper) -> None:
-        while True:
-            call_wrapper.state.advance()
-
-    with pytest.raises(RestartAbort, match="max_iterations: 2"):
-        train()
-
-
 def test_a_run_that_always_raises_is_stopped_and_each_rank_says_its_last_error(inside: RunInside) -> None:
     @Wrapper(use_global_iteration=True, max_restarts=1, restart_delay=0.01)
     def train(call_wrapper: CallWrapper) -> None:
@@ -440,7 +400,7 @@ def test_a_run_that_always_raises_is_stopped_and_each_rank_says_its_last_error(i
     assert e.value.code == 130
 
 
-def test_a_stop_is_not_blamed_on_an_error_that_was_recovered(inside: RunInside) -> None:
+def test_a_stop_while_it_advances_is_not_blamed_on_an_error_that_was_recovered(inside: RunInside) -> None:
     @Wrapper(use_global_iteration=True, max_iterations=2, restart_delay=0.01)
     def train(call_wrapper: CallWrapper) -> None:
         if call_wrapper.iteration == 0:

@@ -30,14 +30,10 @@ from agent_client.state.codec import (
 )
 from agent_client.state.tree import DTYPES, MAX_DEPTH, CorruptState
 from agent_client.training import checkpoint_folder
-from tests.agent_client.state.trees import resident_bytes, same, trees
+from tests.agent_client.state.trees import encoded, resident_bytes, same, trees
 
 pytestmark = pytest.mark.filterwarnings("ignore:ComplexHalf support")
 NAN_WITH_PAYLOAD = struct.unpack(">d", bytes.fromhex("fff8000000abcdef"))[0]
-
-
-def encoded(state: Any, chunk_bytes: int = 64) -> bytes:
-    return b"".join(encode(state, chunk_bytes=chunk_bytes))
 
 
 def forged(header: object, payload: bytes = b"", version: int = VERSION, magic: bytes = MAGIC) -> bytes:

@@ -20,7 +20,7 @@ from agent_client.state.codec import (
     read_head,
 )
 from agent_client.state.tree import CorruptState, assemble
-from tests.agent_client.state.trees import resident_bytes, same, trees
+from tests.agent_client.state.trees import encoded, resident_bytes, same, trees
 
 pytestmark = pytest.mark.filterwarnings("ignore:ComplexHalf support")
 MIB = 2**20
@@ -29,11 +29,6 @@ MIB = 2**20
 @pytest.fixture
 def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(codec, "PIECE_BYTES", 7)
-    monkeypatch.setattr(codec, "PIECE_BYTES", 7)
-
-
-def all_bytes(state: Any, chunk_bytes: int = 3) -> bytes:
-    return b"".join(encode(state, chunk_bytes=chunk_bytes))
 
 
 @pytest.mark.usefixtures("small_pieces")
@@ -69,7 +64,7 @@ class TestSmallPieces:
         assert same(assemble(head.skeleton, tensors), state)
 
     def test_each_piece_has_its_checksum(self) -> None:
-        content = all_bytes(bytes(20))
+        content = encoded(bytes(20), chunk_bytes=3)
         for at in range(len(content) - 20 - 3 * 4, len(content)):
             damaged = bytearray(content)
             damaged[at] ^= 1

@@ -13,10 +13,10 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_module
 from torch.distributed.tensor.placement_types import _StridedShard
 
-from agent_client.state.codec import decode, encode
 from agent_client.state.shards import Shards
 from agent_client.state.train_state import TrainState
 from agent_client.state.tree import CorruptState
+from tests.agent_client.state.trees import over_the_wire
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -37,10 +37,6 @@ def sharded_model(mesh: DeviceMesh, seed: int = 0) -> nn.Module:
     model = nn.Sequential(nn.Linear(6, 5), nn.Tanh(), nn.Linear(5, 1))
     fully_shard(model[0], mesh=mesh["shard"])
     return fully_shard(model, mesh=mesh["shard"])
-
-
-def over_the_wire(state: Any) -> Any:
-    return decode(b"".join(encode(state)))
 
 
 def train(model: nn.Module, adam: torch.optim.Optimizer, seed: int) -> None:

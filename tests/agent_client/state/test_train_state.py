@@ -10,11 +10,11 @@ from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoi
 from torch.optim import lr_scheduler
 
 from agent_client.errors import ConfigurationError
-from agent_client.state.codec import decode, encode
 from agent_client.state.snapshot import StateMismatch
 from agent_client.state.train_state import TrainState
 from agent_client.training.optimizer import FaultTolerantScheduler
 from tests.agent_client.lone_agent import LoneAgent
+from tests.agent_client.state.trees import encoded, over_the_wire
 
 
 class Counter:
@@ -201,8 +201,8 @@ class TestMemoryOrder:
             self.step(model, optimizer, number)
         other, other_optimizer = self.build(kind)
         served = TrainState(model, optimizer)
-        content = b"".join(encode(served.snapshot() if is_copied else served.in_place()))
-        TrainState(other, other_optimizer).load_state_dict(decode(content))
+        content = over_the_wire(served.snapshot() if is_copied else served.in_place())
+        TrainState(other, other_optimizer).load_state_dict(content)
         for parameter, theirs in zip(model.parameters(), other.parameters(), strict=True):
             kept = zip(optimizer.state[parameter].items(), other_optimizer.state[theirs].values(), strict=True)
             assert [name for (name, one), two in kept if one.stride() != two.stride()] == []
@@ -217,17 +217,13 @@ class TestMemoryOrder:
             torch.arange(3.0).expand(2, 3),
             torch.arange(8.0).view(4, 2)[::2].t(),
         ]
-        back = decode(b"".join(encode(state)))
+        back = over_the_wire(state)
         assert [tensor.stride() for tensor in back] == [(2, 1), (3, 1), (1, 2)]
         assert all(map(torch.equal, back, state))
 
 
 def hash_of(state: Any) -> str:
-    return hashlib.sha256(b"".join(encode(state))).hexdigest()
-
-
-def over_the_wire(state: Any) -> Any:
-    return decode(b"".join(encode(state)))
+    return hashlib.sha256(encoded(state)).hexdigest()
 
 
 def test_a_snapshot_is_the_state_when_the_step_began() -> None:

@@ -10,7 +10,16 @@ import numpy as np
 import torch
 from hypothesis import strategies as st
 
+from agent_client.state.codec import decode, encode
 from agent_client.state.tree import DTYPES
+
+
+def encoded(state: Any, chunk_bytes: int = 64) -> bytes:
+    return b"".join(encode(state, chunk_bytes=chunk_bytes))
+
+
+def over_the_wire(state: Any) -> Any:
+    return decode(encoded(state))
 
 
 def bits(tensor: torch.Tensor) -> bytes:

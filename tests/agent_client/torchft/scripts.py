@@ -3,16 +3,9 @@
 import sys
 from typing import Any
 
-NATIVE_NAMES = (
-    "LighthouseClient",
-    "LighthouseServer",
-    "ManagerClient",
-    "ManagerServer",
-    "Quorum",
-    "QuorumMember",
-    "QuorumResult",
-    "Timestamp",
-)
+import agent_client.torchft
+
+NATIVE_NAMES = [name for name in agent_client.torchft.__all__ if name != "install"]
 
 
 class Script:

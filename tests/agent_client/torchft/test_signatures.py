@@ -11,11 +11,10 @@ from typing import Any
 import pytest
 
 import agent_client.torchft as ours
+from tests.agent_client.torchft.scripts import NATIVE_NAMES
 from tests.processes import run_cli
 from tests.torchft import native
 from tests.torchft.stock import require
-
-NAMES = [name for name in ours.__all__ if name != "install"]
 
 # In a process of its own: the binary must not take the place of ours in this one.
 PRINT_BINARY = """
@@ -54,10 +53,10 @@ def fields(stub: ast.ClassDef) -> list[str]:
 
 
 def test_the_names_are_those_of_the_stub_file() -> None:
-    assert set(NAMES) == set(stubs())
+    assert set(NATIVE_NAMES) == set(stubs())
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", NATIVE_NAMES)
 def test_methods_take_the_arguments_of_the_stub_file_and_its_properties_are_there(name: str) -> None:
     stub, kind = stubs()[name], getattr(ours, name)
     for method in methods(stub):
@@ -99,5 +98,5 @@ def test_a_result_begins_with_the_values_of_the_binary() -> None:
 
 def test_every_class_says_its_arguments() -> None:
     """torchft's own test of its documentation (coordination_test.py)."""
-    for name in NAMES:
+    for name in NATIVE_NAMES:
         assert "Args:" in (getattr(ours, name).__doc__ or ""), name

@@ -27,10 +27,8 @@ from torch.distributed.elastic.rendezvous import (
     RendezvousStateError,
     RendezvousTimeoutError,
 )
-from torch.distributed.elastic.rendezvous.api import RendezvousHandlerRegistry
 
 from agent_client.torchrun import handler as handlers
-from agent_client.torchrun.entry import get_handler
 from agent_client.torchrun.handler import LighthouseRendezvous, create
 from examples.ports import free_port
 from lighthouse_protocol.rules.access import Role
@@ -108,26 +106,6 @@ def before_serving(monkeypatch: pytest.MonkeyPatch, act: Callable[[], object]) -
 
 
 class TestWhatTorchAsksOfABackend:
-    def test_it_is_made_by_the_registry(self, nodes: Nodes) -> None:
-        registry = RendezvousHandlerRegistry()
-        registry.register("lighthouse", get_handler())
-        registry.register("lighthouse", get_handler())
-        handler = registry.create_handler(RendezvousParameters("lighthouse", nodes.endpoint, "some-run", 3, 6))
-        assert (handler.get_backend(), handler.get_run_id()) == ("lighthouse", "some-run")
-        assert (handler.is_closed(), handler.num_nodes_waiting()) == (False, 0)
-        assert handler.shutdown(), "it was never in a round"
-
-    def test_all_nodes_join(self, nodes: Nodes) -> None:
-        told = nodes.join(nodes.make(), nodes.make())
-        assert sorted(each.rank for each in told) == [0, 1]
-        assert {each.world_size for each in told} == {2}
-
-    def test_one_node_is_enough_where_the_minimum_is_one(self, nodes: Nodes) -> None:
-        [told] = nodes.join(nodes.make(1, 1, local_addr="127.0.0.2"))
-        assert (told.rank, told.world_size) == (0, 1)
-        assert told.bootstrap_store_info is not None
-        assert told.bootstrap_store_info.master_addr == "127.0.0.2"
-
     def test_the_store_is_shared(self, nodes: Nodes) -> None:
         first, second = (each.store for each in nodes.join(nodes.make(), nodes.make()))
         first.set("a", b"1")
@@ -145,29 +123,26 @@ class TestWhatTorchAsksOfABackend:
         with pytest.raises(DistStoreError):
             first.wait(["never"], timedelta(milliseconds=150))
 
-    def test_workers_find_the_round_s_store(self, nodes: Nodes) -> None:
-        handlers = nodes.make(), nodes.make()
-        infos = [each.bootstrap_store_info for each in nodes.join(*handlers)]
-        assert infos[0] == infos[1]
-        assert infos[0] is not None
-        assert {handler.use_agent_store for handler in handlers} == {True}
-        TCPStore(infos[0].master_addr, infos[0].master_port, is_master=False).set("by a worker", b"")
-
-    def test_workers_serve_their_own_where_torch_s_variable_says_so(
-        self, nodes: Nodes, monkeypatch: pytest.MonkeyPatch
+    @pytest.mark.parametrize("is_shared", [True, False])
+    def test_workers_find_the_round_s_store_or_serve_their_own_where_torch_s_variable_says_so(
+        self, nodes: Nodes, monkeypatch: pytest.MonkeyPatch, is_shared: bool
     ) -> None:
-        monkeypatch.setenv("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1")
+        if not is_shared:
+            monkeypatch.setenv("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1")
         handlers = nodes.make(), nodes.make()
         infos = [each.bootstrap_store_info for each in nodes.join(*handlers)]
         assert infos[0] == infos[1]
         assert infos[0] is not None
-        assert {handler.use_agent_store for handler in handlers} == {False}
-        assert TCPStore(infos[0].master_addr, infos[0].master_port, is_master=True, wait_for_workers=False).port
+        assert {handler.use_agent_store for handler in handlers} == {is_shared}
+        host, port = infos[0].master_addr, infos[0].master_port
+        TCPStore(host, port, is_master=not is_shared, wait_for_workers=False).set("by a worker", b"")
 
-    def test_each_call_is_the_next_round(self, nodes: Nodes) -> None:
-        handler = nodes.make(1, 1)
+    def test_each_call_is_the_next_round_and_one_node_is_enough_where_the_minimum_is_one(self, nodes: Nodes) -> None:
+        handler = nodes.make(1, 1, local_addr="127.0.0.2")
         infos = [handler.next_rendezvous() for _ in range(3)]
         assert [(info.rank, info.world_size) for info in infos] == [(0, 1)] * 3
+        stores = [info.bootstrap_store_info for info in infos]
+        assert [store and store.master_addr for store in stores] == ["127.0.0.2"] * 3
         infos[0].store.set("of the first round", b"")
         assert not infos[2].store.check(["of the first round"])
 

@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING, NamedTuple
 
-from agent_client.healing.rules.catch_up import CatchUpAction, CatchUpMachine, CatchUpPlan, PendingStep, Transfer
+from agent_client.healing.rules.catch_up import CatchUpAction, CatchUpMachine, PendingStep, Transfer
 from lighthouse_protocol.messages.membership import Assignment, CatchUp, Tag
 
 if TYPE_CHECKING:
@@ -43,11 +43,7 @@ class Follower:
     def answered(self, assignment: Assignment) -> None:
         rank, catch_up = self._rank, self.catch_up
         held = catch_up.held or Tag(*rank.machine.tag)
-        begins = Tag(assignment.max_step, assignment.tag_quorum_id)
-        source = assignment.replica_ids[assignment.heal_from_rank] if assignment.heal_from_rank is not None else ""
-        action = catch_up.choose_action(
-            CatchUpPlan(begins, assignment.catches_up, assignment.heals, assignment.replica_ids), held, source
-        )
+        action = catch_up.choose_action(assignment, held)
         if action is CatchUpAction.FETCH or catch_up.transfer is not Transfer.UNDER_WAY:
             self._transfers += 1
         if action is CatchUpAction.FETCH:
