@@ -33,7 +33,6 @@ from torch.distributed import AllreduceOptions, PrefixStore, ProcessGroup, Proce
 from torch.distributed.distributed_c10d import AllToAllOptions
 
 from agent_client.collectives.group_spec import Connector, GroupSpec, register_group
-from agent_client.state.snapshot import has_no_gaps
 from lighthouse_protocol.identity import parse_address
 
 Inodes = frozenset[str]
@@ -277,11 +276,7 @@ class GlooGroup:
         options: Any = AllreduceOptions()
         if timeout_s is not None:
             options.timeout = timedelta(seconds=timeout_s)
-        is_dense = tensor.layout is not torch.strided or has_no_gaps(tensor.shape, tensor.stride())
-        summed = tensor if is_dense else tensor.contiguous()  # gloo sums the memory, whatever the strides are
-        wait(self.backend.allreduce([summed], options), self.backend, self._is_over)
-        if summed is not tensor:
-            tensor.copy_(summed)
+        wait(self.backend.allreduce([tensor], options), self.backend, self._is_over)
 
     def all_gather(self, row: torch.Tensor, timeout_s: float) -> torch.Tensor:
         """Return the rows of all ranks, stacked by rank. All rows must have the same shape and dtype.

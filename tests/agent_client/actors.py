@@ -115,25 +115,6 @@ class GlooActor:
         self.group.all_reduce(tensor)
         return digest(tensor)
 
-    def all_reduce_strided(self, number: float) -> dict[str, list[float]]:
-        """The sums of some views of a tensor of `number`s times 1 to 12, and what has become of the rest of it."""
-        assert self.group is not None
-        found: dict[str, list[float]] = {}
-        views: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
-            "gaps": lambda whole: whole[:, ::2],
-            "transposed gaps": lambda whole: whole[:, 1:].t(),
-            "transposed": lambda whole: whole.t(),
-        }
-        for name, view in views.items():
-            whole = torch.arange(1.0, 13.0).view(3, 4) * number
-            rest = whole.clone()
-            summed = view(whole)
-            self.group.all_reduce(summed)
-            view(rest).copy_(summed)
-            assert torch.equal(rest, whole)
-            found[name] = summed.flatten().tolist()
-        return found
-
     def reconfigure(self, store: str, key: str, rank: int, size: int, count: int) -> None:
         """Meet, reduce, abort and drop so many times, beside the peers that do the same. Each waits until all have
         reduced: gloo keeps a group that is aborted while a message of it is unsent."""
@@ -294,13 +275,6 @@ class AgentActor:
         for parameter in self.model.parameters():
             if parameter.grad is not None:
                 self.agent.all_reduce(parameter.grad, **options).result()
-
-    def reduce_integers(self) -> tuple[str, bool]:
-        """The error of a mean of integers, and the decision on its step."""
-        self.agent.start_quorum()
-        done = self.agent.all_reduce(torch.ones(3, dtype=torch.int64))
-        is_committed = self.agent.should_commit()
-        return str(done.exception()), is_committed
 
     def apply(self) -> bool:
         """Vote, and apply the averaged gradients."""

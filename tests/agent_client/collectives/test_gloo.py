@@ -29,18 +29,6 @@ def test_a_sum_is_the_same_bits_in_all_ranks(store: str, start: Start, size: int
         check_sums(ranks, length)
 
 
-def test_the_elements_of_a_view_are_summed_and_no_others(store: str, start: Start) -> None:
-    ranks = start(2, ACTOR)
-    meet(store, ranks)
-    pending = [rank.begin("all_reduce_strided", number) for number, rank in zip((1.0, 3.0), ranks, strict=True)]
-    for each in pending:
-        assert each.result() == {
-            "gaps": [4.0, 12.0, 20.0, 28.0, 36.0, 44.0],
-            "transposed gaps": [8.0, 24.0, 40.0, 12.0, 28.0, 44.0, 16.0, 32.0, 48.0],
-            "transposed": [4.0, 20.0, 36.0, 8.0, 24.0, 40.0, 12.0, 28.0, 44.0, 16.0, 32.0, 48.0],
-        }
-
-
 @pytest.mark.parametrize("size", [3, 5])
 def test_abort_ends_the_wait_of_the_survivors_of_a_stopped_peer(store: str, start: Start, size: int) -> None:
     *survivors, stopped = start(size, ACTOR)
