@@ -30,8 +30,10 @@ RANK = "benchmarks.support.kept_rank"
 NAMES = ("a", "b")
 TIMEOUT_S = 300.0
 PACE_S = 0.02
-RESTARTS = ["--max-restarts", "60000", "--max-startup-failures", "0"]
-RESTARTS += ["--restart-delay", "500ms", "--max-restart-delay", "500ms"]
+RESTARTS = [
+    *("--max-restarts", "60000", "--max-startup-failures", "0"),
+    *("--restart-delay", "500ms", "--max-restart-delay", "500ms"),
+]
 GIB_WIDTH = 9456
 """Width of a network whose parameters and AdamW state have 1 GiB."""
 BLOCK = 16

@@ -12,7 +12,7 @@ caller's monotonic clock, and this module does no I/O.
 
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence, Set
-from dataclasses import astuple, dataclass, fields, replace
+from dataclasses import asdict, dataclass, fields, replace
 from typing import TypeAlias
 
 from lighthouse.job.records import Group, GroupReports
@@ -116,9 +116,9 @@ class Samples:
         """Combine the current state `levels`, the total of discarded steps and the stored samples into a `Pace`."""
         samples = self._samples
         return Pace(
-            *astuple(levels),
-            self.steps_per_s(levels, now),
-            discards,
+            **asdict(levels),
+            steps_per_s=self.steps_per_s(levels, now),
+            discards=discards,
             ages_s=[round(now - sample.at, 1) for sample in samples],
             steps_per_s_then=[sample.steps_per_s for sample in samples],
             training_then=[sample.levels.training for sample in samples],

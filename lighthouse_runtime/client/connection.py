@@ -12,7 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Coroutine, Iterator
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Generic, NoReturn, ParamSpec, Self, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Generic, NoReturn, ParamSpec, Self, TypeVar, cast, overload
 
 import grpc
 import grpc.aio
@@ -376,7 +376,7 @@ class AsyncClient:
         """Return the channel, creating it if needed. Raise the errors of fetch_tls()."""
         if self._channel is None:
             tls = await asyncio.to_thread(fetch_tls, self._coordinator, timeout_s, waits=waits)
-            self._channel = self._channel or open_channel(grpc.aio, self._coordinator, tls)
+            self._channel = self._channel or cast(grpc.aio.Channel, open_channel(grpc.aio, self._coordinator, tls))
         return self._channel
 
     async def invoke(self, rpc: Rpc[T]) -> T:

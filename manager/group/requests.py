@@ -460,7 +460,7 @@ class QuorumRequests:
         group = self._group
         for rank in group.ranks:
             rank.assigned, rank.has_voted, rank.catch_up = {}, False, None
-        mode = HoldState.RESUMED if is_for_one_step(quorum, init_sync, group.size) else HoldState.STANDING
+        mode = HoldState.RESUMED if self._is_for_one_step(quorum, init_sync) else HoldState.STANDING
         group.standing = standing = StandingQuorum(quorum, mode, formed_for=step, granted=step, upto=step)
         mine = self._assign(standing, 0, init_sync)
         standing.is_late = mine.place is None and not (mine.heals or mine.catches_up)
@@ -619,6 +619,9 @@ class QuorumRequests:
             assert formed is not None
             assigned[init_sync] = formed
         return formed
+
+    def _is_for_one_step(self, quorum: Quorum, init_sync: bool) -> bool:
+        return is_for_one_step(quorum, init_sync, self._group.size)
 
     def _note_catch_up(self, standing: StandingQuorum, request: QuorumRequest, is_first: bool) -> None:
         """Record a rank's catch-up state. Once all ranks have reported, decide whether the group needs a new quorum.

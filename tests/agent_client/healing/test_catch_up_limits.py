@@ -84,8 +84,7 @@ def test_a_kept_gradient_is_no_part_of_a_ddp_bucket() -> None:
         catch_up = agent.internals.catch_up_for(agent.state.optimizer)
         assert catch_up is not None
         catch_up.begin_step()
-        lead = CatchUpPlan(Tag(7, 3), catches_up=True, has_source=True, names=("a", "b"))
-        catch_up.machine.choose_action(lead, Tag(0, 0), "a")
+        catch_up.machine.choose_action(lead(Tag(7, 3), names="ab"), Tag(0, 0))
         buckets = [torch.ones(parameter.numel()) for parameter in agent.state.model.parameters()]
         for parameter, bucket in zip(agent.state.model.parameters(), buckets, strict=True):
             parameter.grad = bucket.view(parameter.shape)

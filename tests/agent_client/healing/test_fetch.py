@@ -19,6 +19,7 @@ from agent_client.state.codec import CHECKSUM_BYTES, PIECE_BYTES, Encoding, enco
 from agent_client.state.snapshot import StateMismatch, install_matches
 from tests.agent_client.healing.sources import KEY, Script, answering, ok, sends, serving, took
 from tests.agent_client.state.trees import same
+from tests.processes import eventually
 
 pytestmark = pytest.mark.usefixtures("no_threads_left")
 STATE = {"w": torch.arange(2**20, dtype=torch.int64), "step": 12}
