@@ -31,6 +31,7 @@ from lighthouse_runtime.process.commands import START_MANAGER
 MANAGER_KEY = "manager_address"
 GROUP_WORD = "group"  # purpose of the secret, from which it is derived together with a nonce and the replica id
 STORE_RETRY_S = 0.1
+_PROCESS = secrets.token_hex(8)  # with the pid, a name for this process
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +87,7 @@ def _connect_ranks(env: Environment, config: AgentConfig, presence: Presence) ->
     # Inside a Wrapper, this is the store of its generation.
     shared, _, _ = next(distributed_c10d.rendezvous("env://", rank, size))
     store = PrefixStore(f"lighthouse/{env.attempt}", shared)
+    store = PrefixStore(str(_number_meeting(store, rank)), store)
     process = None
     if not env.manager and rank == 0:
         process, address, announced = start_announced(env)
@@ -106,6 +108,23 @@ def _connect_ranks(env: Environment, config: AgentConfig, presence: Presence) ->
     )
     wait_for_store(address, START_TIMEOUT_S)
     return address, GroupPlace(rank, size, group, process, presence)
+
+
+def _number_meeting(store: PrefixStore, rank: int) -> int:
+    """Return the number of this meeting of the ranks, which rank 0 counts in the store.
+
+    A script may create several Agents in turn, and no rank may read what another has published for an earlier one.
+    """
+    if rank == 0:
+        number = store.add("meetings", 1)
+        store.set(f"meeting/{number}", "")
+        return number
+    own = f"met/{rank}/{os.getpid()}/{_PROCESS}"
+    last = store.add(own, 0)
+    store.wait([f"meeting/{last + 1}"])
+    number = store.add("meetings", 0)
+    store.add(own, number - last)
+    return number
 
 
 def _group_secret(env: Environment, nonce: str) -> str:

@@ -10,16 +10,18 @@ from typing import NoReturn
 from unittest import mock
 
 import pytest
+import torch
 from torch.distributed import HashStore, distributed_c10d
 
 from agent_client import Agent, AgentConfig
 from agent_client.errors import AgentError
+from agent_client.manager_client.client import Presence
 from agent_client.step.environment import Environment
 from agent_client.step.rendezvous import MANAGER_KEY, GroupPlace, rendezvous, wait_for_store
 from examples.ports import free_port
 from lighthouse_protocol.coordinator import Coordinator
 from lighthouse_protocol.identity import Address, parse_address
-from tests.processes import LOCALHOST, Lighthouse, Manager
+from tests.processes import LOCALHOST, PATIENCE_S, Lighthouse, Manager
 
 
 def test_a_store_that_serves_is_not_waited_for_and_one_that_comes_later_is(lighthouse: Lighthouse) -> None:
@@ -84,6 +86,34 @@ def test_the_ranks_of_a_group_connect_where_each_advertises(monkeypatch: pytest.
     assert all(ADVERTISED in each for of_rank in ends for each in of_rank)
 
 
+def test_a_rank_does_not_meet_what_another_has_published_for_an_agent_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A script may close its Agent and create another one: rank 1 is there first, and rank 0 takes a while."""
+    store = HashStore()
+    monkeypatch.setattr(distributed_c10d, "rendezvous", lambda _, rank, size: iter([(store, rank, size)]))
+    monkeypatch.setattr("agent_client.step.rendezvous.wait_for_store", lambda *_: None)
+    monkeypatch.setattr("agent_client.step.rendezvous.START_TIMEOUT_S", PATIENCE_S)
+    monkeypatch.setattr(Presence, "show", lambda *_: None)
+    monkeypatch.setenv("MASTER_ADDR", LOCALHOST)
+
+    def meet(rank: int, after_s: float) -> GroupPlace:
+        time.sleep(after_s)
+        return rendezvous(dataclasses.replace(GROUP_OF_TWO, group_rank=rank), AgentConfig())[1]
+
+    def add_one(place: GroupPlace) -> float:
+        assert place.group is not None
+        place.group.all_reduce(ones := torch.ones(1), PATIENCE_S)
+        return ones.item()
+
+    before: list[GroupPlace] = []  # what belongs to an Agent may live longer than it
+    with ThreadPoolExecutor(2) as pool:
+        for _ in range(3):
+            places = list(pool.map(meet, (0, 1), (0.5, 0.0)))
+            assert list(pool.map(add_one, places)) == [2.0, 2.0]
+            before += places
+            for place in places:
+                place.close()
+
+
 @pytest.mark.parametrize(("option", "used"), [(None, ADVERTISED), ("127.0.0.3", "127.0.0.3")])
 def test_the_option_wins_over_the_variable(monkeypatch: pytest.MonkeyPatch, option: str | None, used: str) -> None:
     found: list[AgentConfig] = []
@@ -127,11 +157,11 @@ def test_torchruns_open_store_does_not_hold_the_secret(monkeypatch: pytest.Monke
     secret = given["LIGHTHOUSE_MANAGER_SECRET"]
     assert first == second
     assert secret in first
-    stored = store.get(f"lighthouse/0/{MANAGER_KEY}").decode()
+    stored = store.get(f"lighthouse/0/1/{MANAGER_KEY}").decode()
     assert (secret in stored) == (not token), "without a token all that reach the lighthouse may do all"
     assert not token or token not in stored
     if token:
-        bare = dataclasses.replace(of_rank_0, group_rank=1, lighthouse="")
+        bare = dataclasses.replace(of_rank_0, group_rank=2, lighthouse="")
         with pytest.raises(AgentError, match="set LIGHTHOUSE_ADDRESS to the same join string for all ranks"):
             rendezvous(bare, AgentConfig())
 
