@@ -58,6 +58,10 @@ class Checkers:
             raise Violation(f"S1 quorum {quorum.quorum_id} stands, and is formed once more")
         self._name(quorum)
 
+    def job_ended(self) -> None:
+        """Note that the next quorum begins another training run, whatever state an absent group still holds."""
+        self._starts.clear()
+
     def told(self, quorum: Quorum, record: QuorumRecord | None, author: str) -> None:
         """Note that the lighthouse is about to send a quorum. `record` is the newest record of its journal."""
         written = record.quorum if record else None
@@ -82,15 +86,19 @@ class Checkers:
         """Check that a quorum does not start below a committed step that a member holds.
 
         This applies if the member has been in every quorum since, and none of them committed a step, or if all of them
-        have started below the quorum that committed the state. Two lighthouses cannot know of each other's commits.
+        have started below the quorum that committed the state. Two lighthouses cannot know of each other's commits. Of
+        the quorums that a rolled-back journal lacks, a lighthouse learns only the newest one of each member.
         """
         if len(set(self._authors.values())) > 1:
             return
+        is_rolled_back = bool(self._world.counts["fault: roll_back_journal"])
         max_step = max(member.step for member in quorum.participants)
         for member in quorum.participants:
             group = self.find_group(member.address)
             held = group.whole_state if group is not None and not group.has_lied else None
             if held is None or held.quorum_id is None or held.quorum_id != member.tag_quorum_id:
+                continue
+            if is_rolled_back and held.quorum_id != member.seen_quorum_id:
                 continue
             was_committed = held.step - 1 in self._committed.get(held.quorum_id, ())
             is_kept = self._has_taken_part(member.wire_id, held.quorum_id) or self._is_before_branch(held.quorum_id)

@@ -247,6 +247,8 @@ class QuorumLighthouse(LighthouseProcess):
             self.fire_crash()
         self.may_die()
         self._write(record)
+        if record.ended is not None:
+            self.site.checkers.job_ended()
         if is_formed and record.quorum is not None:
             self.site.checkers.formed(record.quorum, stands=record.stands)
 
