@@ -30,7 +30,6 @@ from lighthouse.store.etcd_client import (
 from lighthouse.store.records import after_prefix
 from lighthouse_protocol.refusals import InvalidRequest, NotPermitted
 from lighthouse_runtime.process import files
-from lighthouse_runtime.process.files import WatchedFile
 from tests.etcd_cluster import EtcdCluster, etcd_cluster, free_ports, needs_etcd
 
 KEY = b"/k/\xc3\xbc"
@@ -196,8 +195,7 @@ async def test_a_certificate_that_was_renewed_is_used_without_a_restart(
     mine = folder / "mine.pem"
     mine.write_bytes((folder / "other-client.pem").read_bytes())
     with etcd_cluster(1, tls=folder) as cluster:
-        tls = StoreCredentials(folder / "ca.pem", mine, mine).tls()
-        async with EtcdClient(parse_etcd_address(cluster.store()), tls) as client:
+        async with opened(cluster.store(), StoreCredentials(folder / "ca.pem", mine, mine)) as client:
             with pytest.raises(StoreUnavailable):
                 await client.read(b"k", None, 10)
             mine.write_text("half a certificate")
@@ -224,21 +222,20 @@ def add_users(cluster: EtcdCluster) -> None:
 
 
 @pytest.fixture
-def me(tmp_path: Path) -> WatchedFile[tuple[str, str]] | None:
+def me(tmp_path: Path) -> StoreCredentials:
     file = tmp_path / "user"
     file.write_text("me:secret:with:colons\n")
-    return StoreCredentials(user_file=file).user()
+    return StoreCredentials(user_file=file)
 
 
 @needs_etcd
 async def test_a_user_that_may_write_one_prefix(
-    me: WatchedFile[tuple[str, str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    me: StoreCredentials, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(files, "CHECKED_EVERY_S", 0.0)
     with etcd_cluster(1) as cluster:
         add_users(cluster)
-        address = parse_etcd_address(cluster.store())
-        async with EtcdClient(address, None, me) as client:
+        async with opened(cluster.store(), me) as client:
             assert await client.read(b"/lighthouse/k", None, 10) == ()
             with pytest.raises(NotPermitted, match="permission denied"):
                 await client.read(b"/else", None, 10)
@@ -249,15 +246,13 @@ async def test_a_user_that_may_write_one_prefix(
                 await client.read(b"/lighthouse/k", None, 10)
             (tmp_path / "user").write_text("me:new")
             assert await client.read(b"/lighthouse/k", None, 10) == (), "the new password is read"
-        async with EtcdClient(address, None) as client:
+        async with opened(cluster.store()) as client:
             with pytest.raises(NotPermitted):
                 await client.read(b"/lighthouse/k", None, 10)
 
 
 @needs_etcd
-async def test_a_change_of_another_user_ends_no_login_with_jwt(
-    me: WatchedFile[tuple[str, str]], tmp_path: Path
-) -> None:
+async def test_a_change_of_another_user_ends_no_login_with_jwt(me: StoreCredentials, tmp_path: Path) -> None:
     """Such a token holds the revision of the users at its login. After a change, etcd refuses it until it expires."""
     key = rsa.generate_private_key(65537, 2048)
     pem = serialization.Encoding.PEM
@@ -268,7 +263,7 @@ async def test_a_change_of_another_user_ends_no_login_with_jwt(
     files = f"pub-key={tmp_path}/public.pem,priv-key={tmp_path}/private.pem"
     with etcd_cluster(1, options=("--auth-token", f"jwt,{files},sign-method=RS256,ttl=10m")) as cluster:
         add_users(cluster)
-        async with EtcdClient(parse_etcd_address(cluster.store()), None, me) as client:
+        async with opened(cluster.store(), me) as client:
             assert await client.read(b"/lighthouse/k", None, 10) == ()
             ctl(cluster, "--user", "root:r", "role", "add", "other")
             assert await client.read(b"/lighthouse/k", None, 10) == ()
