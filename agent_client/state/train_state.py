@@ -9,7 +9,6 @@ the step was discarded. `Scalers` undoes the update for a discarded step when th
 may have missed the discarded step, and gradients with different scales have no meaningful mean.
 """
 
-import copy
 import gc
 import logging
 from collections.abc import Sequence
@@ -126,7 +125,7 @@ class TrainState:
         shards = self._shards
         if self._unlisted:
             now = self.model.state_dict()
-            buffers |= {key: copy.deepcopy(now[key]) for key in self._unlisted}
+            buffers |= snapshot({key: now[key] for key in self._unlisted})
         others = {name: shards.describe(other.state_dict()) for name, other in self.others.items()}
         buffers = shards.describe(buffers) if shards else buffers
         self._moving = {"buffers": buffers, "others": snapshot({"others": others})["others"]}

@@ -276,6 +276,13 @@ class AgentActor:
             if parameter.grad is not None:
                 self.agent.all_reduce(parameter.grad, **options).result()
 
+    def reduce_integers(self) -> tuple[str, bool]:
+        """The error of a mean of integers, and the decision on its step."""
+        self.agent.start_quorum()
+        done = self.agent.all_reduce(torch.ones(3, dtype=torch.int64))
+        is_committed = self.agent.should_commit()
+        return str(done.exception()), is_committed
+
     def apply(self) -> bool:
         """Vote, and apply the averaged gradients."""
         is_committed = self.agent.should_commit()

@@ -82,6 +82,9 @@ class Peers(LoneAgent):
     def begin_forward(self, part: StepPart, *, accumulates: bool = False) -> None:
         """A step is under way."""
 
+    def add_part(self, part: StepPart) -> None:
+        self.parts.append(part)
+
     def begin_backward(self) -> None:
         self.is_in_backward = True
 
