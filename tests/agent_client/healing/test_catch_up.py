@@ -12,6 +12,7 @@ from tests.agent_client.training_jobs import Group, MakeJob, TrainingJob
 from tests.agent_client.training_kinds import ClippedByNorm, Ddp, Hsdp, ScaledLater, Scheduled
 from tests.processes import PATIENCE_S, eventually
 
+TIMES = ("--join-timeout", "5s", "--heartbeat-timeout", "3s")
 PACE_S = 0.02
 RESTS_S = 12.0
 
