@@ -541,14 +541,14 @@ class _Transfer:
 
     def _receive(self, request: PieceRequest, pace: Pace | None) -> None:
         connection = self._connections.get(request.source) or self._connect(request)
-        self._check_awaited(request.source, request.pieces[0])
+        self._awaited_place(request.source, request.pieces[0])
         path = f"/pieces/{self.layout}/{self._ranges(request.pieces)}/"
         path += key_path(self._requests.key, request.silence_s * WAIT_SHARE)
         response = connection.get(path, request.silence_s)
         check_answer(response, sum(self._starts[piece + 1] - self._starts[piece] for piece in request.pieces))
         buffer = memoryview(bytearray(0 if self._is_sole else PIECE_BYTES))
         for piece in request.pieces:
-            place = self._check_awaited(request.source, piece)
+            place = self._awaited_place(request.source, piece)
             place = place if self._is_sole else buffer[: len(place)]
             self._receive_piece(request.source, piece, response, place, pace)
 
@@ -578,7 +578,7 @@ class _Transfer:
                 self._perform(PieceArrived(source, sent))
                 self._report()
 
-    def _check_awaited(self, source: str, piece: int) -> memoryview:
+    def _awaited_place(self, source: str, piece: int) -> memoryview:
         """Return the place of the next piece from this source. Raise ConnectionError if it is not `piece` any more."""
         with self._changed:
             if self._is_ended or self._plan.next_piece(source) != piece:

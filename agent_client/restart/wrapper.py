@@ -200,9 +200,9 @@ class WrappedCall(Generic[T]):
             except Interruption as e:
                 self._section.stop_delivery()
                 reason, self._left_by = "interrupted", e
+            except SystemExit:  # also GroupDrained, which is an Exception, too
+                raise
             except Exception as e:
-                if isinstance(e, SystemExit):  # GroupDrained, which is no failure
-                    raise
                 reason = f"{type(e).__name__}: {e}"
                 self._last_error, self._left_by = reason, e
                 self._wait_for_cause(run.number)

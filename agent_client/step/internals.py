@@ -1,7 +1,7 @@
 """The Agent's internals: its components, and the part of a step that runs on the script's thread.
 
 agent_client.training and the integrations use them as `agent.internals`. Training scripts do not use them. A module
-registers itself in `parts` and reports its forward and backward passes. From the order of these, `Internals` detects
+registers itself (`add_part`) and reports its forward and backward passes. From the order of these, `Internals` detects
 steps that the script has abandoned (rules/loop_order.py).
 """
 

@@ -42,8 +42,11 @@ from lighthouse_protocol.messages.membership import Tag
 log = logging.getLogger(__name__)
 
 REFUSED = (
-    *("static_graph", "process_group", "skip_all_reduce_unused_params"),
-    *("mixed_precision", "delay_all_reduce_named_params"),  # they reduce gradients beside the buckets
+    "delay_all_reduce_named_params",
+    "mixed_precision",
+    "process_group",
+    "skip_all_reduce_unused_params",
+    "static_graph",
 )
 MARK = 1
 """Value of a byte that only the first participant sets. The sum shows whether exactly one participant set it."""
@@ -196,7 +199,7 @@ class Salvage:
         missing: dict[int, Tensor] = {}
         for kept in self._buckets:
             reduced = self.agent.all_reduce(kept.content.clone(), name=kept.name, followed_by=kept.rest).result()
-            for parameter, mean in zip(kept.parameters, _views(reduced, kept.parameters), strict=True):
+            for parameter, mean in zip(kept.parameters, _gradient_views(reduced, kept.parameters), strict=True):
                 if parameter.grad is None:
                     missing[id(parameter)] = mean
                 else:
@@ -217,7 +220,7 @@ class Salvage:
                 parameter.grad = None
 
 
-def _views(content: Tensor, parameters: Sequence[Tensor]) -> list[Tensor]:
+def _gradient_views(content: Tensor, parameters: Sequence[Tensor]) -> list[Tensor]:
     """Return the gradients of `parameters` as views of a bucket's content.
 
     Like torch, use the memory order of a parameter if its memory has no gaps.
@@ -381,7 +384,7 @@ class DistributedDataParallel(parallel.DistributedDataParallel):
         for bucket in self.reducer._get_zeros_like_grad_buckets():
             name, rest = self._reduction.bucket_name(bucket.index()), self._reduction.following(bucket.index())
             mean = self._agent.all_reduce(bucket.buffer(), name=name, followed_by=rest).result()
-            for parameter, view in zip(bucket.parameters(), _views(mean, bucket.parameters()), strict=True):
+            for parameter, view in zip(bucket.parameters(), _gradient_views(mean, bucket.parameters()), strict=True):
                 parameter.grad = view.clone(memory_format=torch.preserve_format)
         if self.find_unused_parameters:
             self._group.contribute_zeros()

@@ -627,12 +627,11 @@ class JobDriver(MachineDriver[events.QuorumEvent, events.QuorumEffect]):
 
     def _perform_one(self, effect: events.QuorumEffect) -> None:
         match effect:
-            case events.QuorumFormed(quorum, calls, is_new, stands, record):
+            case events.QuorumFormed(quorum, calls, is_new, stands, record, is_branch):
                 if is_new:
                     self._secret = self._ports.draw_secret()
                 if record is not None:
                     self._commit(record)
-                is_branch = quorum.quorum_id == self.machine.job.branch_id
                 # Before any group can log it, for `check-history`.
                 log_quorum(self.job, quorum, is_new=is_new, is_branch=is_branch)
                 self._delivery = QuorumDelivery(quorum, self._delivery)

@@ -150,6 +150,7 @@ class QuorumFormed:
     is_new: bool  # True if the quorum has a new id
     stands: bool = False
     record: QuorumRecord | None = field(default=None, compare=False, repr=False)  # stored before any answer
+    is_branch: bool = False  # True if no group with the state of the quorum before has joined (lineage.py, rule 3)
 
 
 @dataclass(frozen=True, slots=True)

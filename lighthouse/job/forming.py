@@ -206,8 +206,7 @@ class QuorumMachine:
         self.job = Job(config, record)
         self.standing, self.joins = self.job.standing, self.job.joins
         self.job_end = JobEnd() if record is None else JobEnd(record.ended, record.absent)
-        is_remembered = record is not None and record.quorum is not None
-        self.presence = Presence(self.job, self.job_end, holders_until if is_remembered else None)
+        self.presence = Presence(self.job, self.job_end, None if self.job.quorum is None else holders_until)
         self.decision = Decision(Verdict.NO_JOINS)
         """Decision after the last event or tick."""
         self._ended_at: float | None = None
@@ -364,10 +363,11 @@ class QuorumMachine:
         for quorum_id in (lineage.tag_quorum_id, quorum.quorum_id):
             if quorum_id:
                 history.add_quorum(quorum_id)
-        if self.job_end.step is not None:  # another training run begins under this name
-            job.branch_id = 0
-        elif lineage.max_step < job.max_step:
+        is_branch = lineage.max_step < job.max_step and self.job_end.step is None
+        if is_branch:
             job.branch_id, job.branch_at = quorum.quorum_id, now
+        elif self.job_end.step is not None:  # another training run begins under this name
+            job.branch_id = 0
         self.job_end.record_quorum(job.unfinished_members, {p.replica_id for p in participants})
         job.replace_quorum(quorum, chosen, now, is_new=is_new)
         if stands:
@@ -376,7 +376,7 @@ class QuorumMachine:
             self.standing.end_standing()
         calls = self.joins.take_calls(chosen, now)
         record = self._make_record(stands) if is_new else None
-        job.emit(events.QuorumFormed(quorum, calls, is_new, stands, record))
+        job.emit(events.QuorumFormed(quorum, calls, is_new, stands, record, is_branch))
 
     def _make_record(self, stands: bool) -> QuorumRecord:
         quorum, history = self.job.quorum, self.job.history.ranges

@@ -183,8 +183,7 @@ class Numbering:
     def __init__(self, first_id: int, record: QuorumRecord | None) -> None:
         """Continue after `record`, which an earlier lighthouse stored, or begin with `first_id`."""
         self.quorum_id = record.quorum_id if record is not None else 0
-        is_remembered = record is not None and record.quorum is not None
-        self._recorded_id = self.quorum_id if is_remembered else 0
+        self._recorded_id = record.quorum_id if record is not None and record.quorum is not None else 0
         self._first_id = first_id
         self._own_first_id: int | None = None
         self._began_at: float | None = None

@@ -362,10 +362,10 @@ class Presence:
             return error
         return self.job_end.check_late_group(event.participant, self.live_groups(event.participant.replica_id))
 
-    def live_groups(self, replica_id: str = "") -> Iterator[str]:
-        """Yield the live groups other than `replica_id`, excluding those that have left or only sent heartbeats."""
+    def live_groups(self, other_than: str = "") -> Iterator[str]:
+        """Yield the live groups except `other_than`, excluding those that have left or only sent heartbeats."""
         for member in self._job.groups.values():
-            if member.replica_id != replica_id and member.is_alive and not member.is_reported and member.down != LEFT:
+            if member.replica_id != other_than and member.is_alive and not member.is_reported and member.down != LEFT:
                 yield member.replica_id
 
     def refuse_late_joins(self, now: float) -> None:

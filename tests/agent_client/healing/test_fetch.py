@@ -174,7 +174,7 @@ def test_a_cancel_between_two_pieces_ends_the_reader_without_an_error(monkeypatc
     errors: list[threading.ExceptHookArgs] = []
     checks: list[int] = []
 
-    def check(transfer: Any, source: str, piece: int, real: Any = fetch._Transfer._check_awaited) -> Any:
+    def check(transfer: Any, source: str, piece: int, real: Any = fetch._Transfer._awaited_place) -> Any:
         found = real(transfer, source, piece)
         checks.append(piece)
         if len(checks) == 2:
@@ -183,7 +183,7 @@ def test_a_cancel_between_two_pieces_ends_the_reader_without_an_error(monkeypatc
         return found
 
     monkeypatch.setattr(threading, "excepthook", errors.append)
-    monkeypatch.setattr(fetch._Transfer, "_check_awaited", check)
+    monkeypatch.setattr(fetch._Transfer, "_awaited_place", check)
     with serving(STATE) as server, pytest.raises(StateUnavailable, match="the quorum was revoked"):
         from_first(server.address).run()
     readers = lambda: [thread for thread in threading.enumerate() if thread.name == "lighthouse stripe"]  # noqa: E731

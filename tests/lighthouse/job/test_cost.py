@@ -14,6 +14,7 @@ from lighthouse.job.events import QuorumEffect, QuorumEvent, QuorumFormed, Withd
 from lighthouse.job.forming import QuorumMachine
 from lighthouse.job.records import QuorumConfig
 from lighthouse_protocol.messages.session import QuorumPhase
+from tests.calls import calls_of
 from tests.lighthouse.builders import beat, join
 from tests.lighthouse.sessions import asks, connected, held, left, native, opened, pulse, record_of, standing
 
@@ -205,30 +206,15 @@ def test_an_event_that_changes_nothing_costs_the_same_among_many(shrinking: bool
     assert cost(400) <= 1.2 * cost(100)
 
 
-def calls(machine: QuorumMachine, event: QuorumEvent, now: float) -> int:
-    """How many Python functions are called."""
-    total = 0
-
-    def profile(frame: FrameType, kind: str, _: Any) -> None:
-        nonlocal total
-        total += kind == "call"
-
-    sys.setprofile(profile)
-    try:
-        machine.handle(event, now)
-    finally:
-        sys.setprofile(None)
-    return total
-
-
 def test_one_message_of_a_job_with_two_groups_calls_few_functions():
-    machine = standing("ab", kind=QuorumMachine)
-    assert calls(machine, pulse(1, held=held(1, granted=3)), 0.5) <= 12, "a heartbeat without news"
-    assert calls(connected("a", kind=QuorumMachine), opened(2, native("b")), 0.5) <= 60, "a hello"
+    machine, no_news = standing("ab", kind=QuorumMachine), pulse(1, held=held(1, granted=3))
+    assert calls_of(lambda: machine.handle(no_news, 0.5)) <= 12, "a heartbeat without news"
+    alone, hello = connected("a", kind=QuorumMachine), opened(2, native("b"))
+    assert calls_of(lambda: alone.handle(hello, 0.5)) <= 60, "a hello"
     for step in (0, 5):
-        machine = connected("ab", kind=QuorumMachine)
+        machine, ask = connected("ab", kind=QuorumMachine), asks(2, 2, "b", step=step)
         machine.handle(asks(1, 1, "a", step=step), 0.5)
-        assert calls(machine, asks(2, 2, "b", step=step), 0.5) <= 150, "a join that forms the quorum"
+        assert calls_of(lambda m=machine, a=ask: m.handle(a, 0.5)) <= 150, "a join that forms the quorum"
         assert machine.quorum is not None
 
 

@@ -8,9 +8,11 @@ import pytest
 from lighthouse.job.events import HeartbeatReceived, JournalOutdated, QuorumEffect, QuorumFormed, QuorumResent
 from lighthouse.job.forming import QuorumMachine
 from lighthouse.job.lineage import EARLIER_COUNTS_FOR_S
+from lighthouse.job.log import log_quorum
 from lighthouse.job.records import QuorumRecord, Verdict
 from lighthouse.job.standing import Standing
 from lighthouse.job.status import explain, job_status
+from lighthouse_protocol.messages.membership import Quorum
 from lighthouse_protocol.messages.session import QuorumOrder, QuorumPhase
 from lighthouse_protocol.refusals import DuplicateReplica, Unreachable
 from tests.lighthouse.builders import join, refused, ticked
@@ -271,9 +273,8 @@ class TestBranch:
 
     def branch(self, m: QuorumMachine, now: float) -> None:
         a = native("a", incarnation="new")
-        m.handle(opened(11, a), now)
-        m.handle(asks(11, 11, a), now)
-        pulsing(m, {11: {}}, now, now + 15)
+        effects = [*m.handle(opened(11, a), now), *m.handle(asks(11, 11, a), now), *pulsing(m, {11: {}}, now, now + 15)]
+        assert [effect.is_branch for effect in effects if isinstance(effect, QuorumFormed)] == [True]
         assert [p.step for p in m.job.quorum.participants] == [0]
         assert m.job.branch_id == m.job.numbering.quorum_id
 
@@ -322,6 +323,11 @@ class TestBranch:
         back_at = m.job.branch_at + EARLIER_COUNTS_FOR_S + later_s
         pulsing(m, {11: {"held": held(m.job.branch_id)}}, 21, back_at)
         assert self.steps_when_back(m, back_at, before.job.numbering.quorum_id) == steps
+
+    def test_a_warning_says_who_may_still_win(self, caplog: pytest.LogCaptureFixture):
+        log_quorum("job", Quorum(5, (native("a"),)), is_new=True, is_branch=True)
+        assert "quorum 5 goes back to step 0" in caplog.text
+        assert "within 10 minutes" in caplog.text
 
     def test_a_run_after_the_end_of_the_job_is_no_branch(self):
         before = replace(record_of(self.trained()), ended=70, absent=("b",))

@@ -1,14 +1,13 @@
 """How many Python functions one message runs in the manager's machine: a group of two ranks, in its second step."""
 
-import sys
-from collections.abc import Callable, Sequence
-from types import FrameType
+from collections.abc import Sequence
 
 import pytest
 
 from lighthouse_protocol.messages.session import Heartbeat
 from manager.group import events
 from manager.group.machine import GroupMachine
+from tests.calls import calls_of
 from tests.manager.builders import ask
 from tests.manager.groups import echo, past, vote
 
@@ -19,21 +18,6 @@ def in_second_step() -> GroupMachine:
         machine.handle(ask(90 + rank, rank, 1, tag_quorum_id=1), 0.2)
     machine.handle(vote(101, 0, 1, wants=True), 0.3)
     return machine
-
-
-def calls_of(what: Callable[[], object]) -> int:
-    calls = 0
-
-    def count(frame: FrameType, kind: str, arg: object) -> None:
-        nonlocal calls
-        calls += kind == "call"
-
-    sys.setprofile(count)
-    try:
-        what()
-    finally:
-        sys.setprofile(None)
-    return calls - 1  # `what` itself
 
 
 @pytest.mark.parametrize(
