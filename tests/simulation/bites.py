@@ -1,6 +1,7 @@
 """Measure how many mutants drawn faults find: `python -m tests.simulation.bites --sample 60 --seeds 0:100`.
 
-Each mutant is planted in a process of its own, which runs seeds until one fails. No plan is changed.
+Each mutant is planted in a process of its own, which runs seeds until one fails. No plan is changed. For a mutant that
+is not found, the first seed whose messages differ from the frozen ones tells whether the seeds reach its code at all.
 """
 
 import argparse
@@ -15,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.mutants.catalogue import Mutant, load
+from tests.simulation import frozen
 from tests.simulation.planted import planted
 from tests.simulation.simulators import SIMULATORS, run_guarded
 
@@ -48,12 +50,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if unknown := set(scenarios) - {"", *(name for simulator in SIMULATORS.values() for name in simulator.scenarios)}:
         parser.error(f"--scenarios: unknown: {', '.join(sorted(unknown))}")
     for name in names:
-        before = known.get(name, {"tried": first, "seed": None, "cpu_s": 0.0})
+        before = known.get(name, {"tried": first, "seed": None, "differs": None, "cpu_s": 0.0})
         if before["seed"] is not None or before["tried"] >= last:
             continue
         seeds = range(before["tried"], last)
-        row = in_a_fork(lambda: find(mutants[name], seeds, scenarios))  # noqa: B023
-        row = {**row, "cpu_s": round(row["cpu_s"] + before["cpu_s"], 1)}
+        row = in_a_fork(lambda: find(mutants[name], seeds, scenarios, before["differs"]))  # noqa: B023
+        row["cpu_s"] = round(row["cpu_s"] + before["cpu_s"], 1)
         known[name] = row
         print(json.dumps(row), flush=True)
         if given.results:
@@ -61,8 +63,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
                 file.write(json.dumps(row) + "\n")
     rows = [known[name] for name in names]
     found = sum(row["seed"] is not None for row in rows)
+    reached = sum(row["seed"] is None and row["differs"] is not None for row in rows)
     cpu_s = sum(row["cpu_s"] for row in rows)
-    print(f"{found} of {len(rows)} found ({found / len(rows):.0%}), {cpu_s:.0f} s of CPU time")
+    print(
+        f"{found} of {len(rows)} found ({found / len(rows):.0%}), {reached} only changed messages, "
+        f"{len(rows) - found - reached} changed nothing, {cpu_s:.0f} s of CPU time"
+    )
 
 
 def is_rule(mutant: Mutant) -> bool:
@@ -90,10 +96,12 @@ def in_a_fork(act: Callable[[], dict[str, Any]]) -> dict[str, Any]:
     return json.loads(text)
 
 
-def find(mutant: Mutant, seeds: range, scenarios: Sequence[str]) -> dict[str, Any]:
-    """Run seeds until one fails."""
+def find(mutant: Mutant, seeds: range, scenarios: Sequence[str], differs: int | None) -> dict[str, Any]:
+    """Run seeds until one fails. `differs` is the first seed whose messages are not the frozen ones."""
     simulator = "runs" if mutant.module in OF_RUNS else "quorums"
+    digests = frozen.load(simulator)
     row: dict[str, Any] = {"name": mutant.name, "module": mutant.module, "tried": seeds.start, "seed": None}
+    row["differs"] = differs
     began_at = time.process_time()
     signal.signal(signal.SIGVTALRM, _give_up)
     with planted(mutant):
@@ -101,7 +109,12 @@ def find(mutant: Mutant, seeds: range, scenarios: Sequence[str]) -> dict[str, An
             scenario = scenarios[seed % len(scenarios)]
             signal.setitimer(signal.ITIMER_VIRTUAL, SEED_CPU_S)
             options = {"scenario": scenario} if scenario in SIMULATORS[simulator].scenarios else {}
-            result = run_guarded(simulator, seed, **options)
+            if options or row["differs"] is not None or seed >= len(digests):
+                result = run_guarded(simulator, seed, **options)
+            else:
+                result, digest = frozen.record(simulator, seed)
+                if digest != digests[seed]:
+                    row["differs"] = seed
             row["tried"] = seed + 1
             if result.violation:
                 used = SIMULATORS[simulator].draw_plan(seed, **options).scenario
