@@ -211,6 +211,15 @@ class CheckpointFolder:
                 break
             state = self._load(tag, usable[tag], reasons)
             if self._sum([int(state is None)]) == [0]:
+                newest = max(other for tags in of_ranks for other in tags)
+                if missing := [rank for rank, tags in enumerate(of_ranks) if newest not in tags]:
+                    log.warning(
+                        "resuming from step %d, not %d: no usable checkpoint of step %d on ranks %s",
+                        tag.step,
+                        newest.step,
+                        newest.step,
+                        ", ".join(map(str, missing)),
+                    )
                 self._given_up = {other for other in held if other > tag}
                 self._restore(held[tag], state, usable[tag])
                 self._foreign.clear()

@@ -504,7 +504,9 @@ def folders_of(folder: Path, ranks: int, *, is_shared: bool) -> list[Path]:
 
 class TestGroup:
     @pytest.mark.parametrize("is_shared", [True, False])
-    def test_a_step_counts_if_all_ranks_hold_it(self, tmp_path: Path, *, is_shared: bool) -> None:
+    def test_a_step_counts_if_all_ranks_hold_it(
+        self, tmp_path: Path, caplog: pytest.LogCaptureFixture, *, is_shared: bool
+    ) -> None:
         folders = folders_of(tmp_path, 2, is_shared=is_shared)
         group = Group(folders)
         assert group.resumed == [False, False]
@@ -514,6 +516,8 @@ class TestGroup:
             group = Group(folders)
             assert group.resumed == [True, True]
             assert group.holds(10)
+        warning = "resuming from step 10, not 15: no usable checkpoint of step 15 on ranks 1"
+        assert set(caplog.messages) == (set() if is_shared else {warning})
         assert not list(tmp_path.rglob(".step-*"))
 
     def test_parts_that_a_killed_group_has_finished_make_a_checkpoint(
