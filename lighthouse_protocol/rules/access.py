@@ -350,7 +350,7 @@ STORE_WORD = "store"  # an unguessable prefix under which members connect in a s
 
 def digest_of(secret: str) -> str:
     """Return the SHA-256 digest to store instead of a secret, or an empty string for an empty secret."""
-    # Called for each hello, so it does what `_bytes` does without another call.
+    # Called for each hello, so `_bytes` is inlined.
     return hashlib.sha256(secret.encode(errors="surrogateescape")).hexdigest() if secret else ""
 
 
