@@ -41,7 +41,7 @@ _POLL_S = 0.02
 _UNKILLABLE_S = 5.0  # processes that survive SIGKILL for this long are reported and abandoned
 _READ_BYTES = 1 << 16
 _REST_S = 1.0  # time limit for writing the remaining output before the exit
-STOPPED_S = 12.0  # how long a process may be stopped; a manager gives up a rank without a watch about as soon
+STOPPED_S = 12.0  # how long a process may be stopped; a manager gives up a lost rank after about the same time
 
 
 class Guard:

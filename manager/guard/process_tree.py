@@ -18,7 +18,7 @@ from pathlib import Path
 MARK_VARIABLE = "LIGHTHOUSE_TREE"
 _PR_SET_CHILD_SUBREAPER = 36
 _LIBC = ctypes.CDLL(None)
-# Number of reads, 1 ms apart, while a process is within an exec. A deadline could expire while the host is paused.
+# Maximum number of reads, 1 ms apart, during an exec. A deadline could expire merely because the host was paused.
 EXEC_LOOKS = 100
 EMPTY_LOOKS = 20
 """Number of consecutive reads of the same empty environment that show that the process was started without one."""
