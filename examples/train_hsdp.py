@@ -51,7 +51,7 @@ def sharded_reader() -> Reader:
 
 
 def shards(model: nn.Module, adam: torch.optim.Optimizer) -> Iterator[torch.Tensor]:
-    """Yield this rank's shards of parameters and optimizer state. They are equal for the same rank of each group."""
+    """Yield this rank's shards of parameters and optimizer state. Rank r has equal shards in all groups."""
     for parameter in model.parameters():
         for tensor in (parameter.detach(), *adam.state.get(parameter, {}).values()):
             yield tensor.to_local() if isinstance(tensor, DTensor) else tensor

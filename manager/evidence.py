@@ -321,7 +321,7 @@ class EvidenceCollector:
             answer.set_result(own)
 
     def collect_evidence(self, request: session.EvidenceRequest, view: Callable[[], GroupView]) -> None:
-        """Collect evidence in a background task, and send each rank's as soon as it is complete.
+        """Collect evidence in the background, and send each rank's evidence as soon as it is complete.
 
         Then send the progress of the ranks, which `view` returns. Concurrent requests share the inspection of a rank.
         """
@@ -392,7 +392,7 @@ class EvidenceCollector:
     async def _take_stacks(self, watch: Watch, found: ProcessSnapshot, asked_at: float) -> ProcessSnapshot:
         """Obtain the stacks of a rank that is not answering, by sending its process a signal.
 
-        Send no signal if the rank has sent a message since it was asked at `asked_at`, because it can then run Python.
+        Send no signal if the rank has sent a message since the request at `asked_at`, because it can then run Python.
         """
         if not watch.is_open or watch.hello.offer is None:
             return ProcessSnapshot()

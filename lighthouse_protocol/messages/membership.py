@@ -10,7 +10,7 @@ MAX_PENDING_NAMED = 16
 
 
 class Tag(NamedTuple):
-    """Identifies a model state by the number of committed steps and the quorum that committed the last one."""
+    """Identifier of a model state: the number of committed steps, and the quorum that committed the last one."""
 
     step: int
     quorum_id: int | None  # None if unknown

@@ -52,7 +52,7 @@ class HeldQuorum:
     quorum_id: QuorumId
     mode: HoldState
     granted: Count  # highest step granted to the ranks under this quorum
-    wants_next: bool = False  # the group has finished or failed to catch up and needs another quorum
+    wants_next: bool = False  # the group has caught up, or has failed to, and needs another quorum
 
 
 class QuorumPhase(StrEnum):
@@ -306,7 +306,7 @@ class WatchHello:
 
 @dataclass(frozen=True, slots=True)
 class WatchOpened:
-    """First message from the manager on a watch: it is now watching the rank."""
+    """First message from the manager on a watch. It confirms that the manager is watching the rank."""
 
 
 @dataclass(frozen=True, slots=True)

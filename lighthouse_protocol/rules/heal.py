@@ -139,7 +139,7 @@ class GroupHeal:
         return self._sum_up(under_way, now) if under_way else None
 
     def next_line(self, now: float) -> str:
-        """Return the next due log line, or an empty string. Call repeatedly until the result is empty."""
+        """Return the next log line that is due, or an empty string. Call this until the result is empty."""
         status, logged = self.status(now), self._logged
         if status is None:
             return self._end_line(now)

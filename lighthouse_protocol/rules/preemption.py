@@ -15,7 +15,7 @@ from lighthouse_protocol.messages.preemption import PreemptionNotice
 ANSWER_WITHIN_S = 2.0
 """Maximum time to wait for the lighthouse to report how many other groups stay."""
 MIN_SAVE_S = 5.0
-"""If less than this is left, a checkpoint is not begun, because it would probably be incomplete."""
+"""Minimum time left to begin a checkpoint. With less, the checkpoint would probably be incomplete."""
 EXIT_MARGIN_S = 2.0
 """Time between the end of a save and the end of the host, in which the processes exit."""
 UNKNOWN_LEFT_S = 25.0

@@ -35,7 +35,7 @@ class RestartBudget:
         self._fruitless = 0
 
     def add_failure(self, terms: RunTerms, now: float, *, lasted_s: float, has_stepped: bool) -> float:
-        """Record a failed generation, which ran for `lasted_s`, and return the delay before the next one in seconds."""
+        """Record that a generation failed after `lasted_s` seconds. Return the delay in seconds before the next one."""
         if terms.max_restarts is not None:
             recent = [at for at in self.failed_at if now - at < terms.restart_window_s]
             self.failed_at = (*recent, now)[-terms.max_restarts - 1 :]

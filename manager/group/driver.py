@@ -434,8 +434,8 @@ class GroupDriver:
     def check_peer(self, group_rank: int, quorum_id: int, proof: str) -> None:
         """Check that a caller may receive the address at which a rank serves its state.
 
-        Raise NotPermitted if the group's ranks are Agents and `proof` does not prove that the caller belongs to the
-        same quorum.
+        Raise NotPermitted if the group's ranks are Agents and `proof` does not prove that the caller is a member of
+        quorum `quorum_id`.
         """
         secret = self.machine.secret_of(quorum_id)
         if self.machine.is_proof_required and not is_proven(proof, secret, ADDRESS_WORD, quorum_id, group_rank):

@@ -80,7 +80,7 @@ class WatchOpened:
 
 @dataclass(frozen=True, slots=True)
 class WatchEnded:
-    """The watch's stream has closed, or its process has exited."""
+    """The stream of a watch has closed, or the rank's process has exited."""
 
     watch: int
 
@@ -252,7 +252,7 @@ class SilenceChanged:
 
 @dataclass(frozen=True, slots=True)
 class Killed:
-    """Make the ranks exit, because the group was killed."""
+    """Make the ranks exit, because an operator has killed the group or some of its ranks have stalled."""
 
     reason: str
     behind: Set[int] = NO_RANKS  # stalled ranks that caused the kill; empty if an operator requested it

@@ -24,7 +24,7 @@ GRANTING = (HoldState.STANDING, HoldState.RECALLED, HoldState.RESUMED)
 
 @dataclass(eq=False, slots=True)
 class OpenWatch:
-    """An open watch, with the state of an exit that its process has announced."""
+    """A stream that a rank's process keeps open to this manager, and the progress of the process's normal exit."""
 
     number: int
     group_rank: int
@@ -171,7 +171,7 @@ class StandingQuorum:
     first step and then joins again."""
 
     wants_next: bool = False
-    """True if the group has finished or failed to catch up, and therefore needs another quorum."""
+    """True if the group has caught up, or has failed to, and therefore needs another quorum."""
 
     knows_lost: bool = False
     """True if the ranks have received the name of the lost group that caused the revoke."""
@@ -198,7 +198,7 @@ class Attempt:
     """True for a commit, False for a discard, None while undecided."""
 
     is_bound: bool = False
-    """True if a vote on the attempt has named its quorum."""
+    """True if a vote on the attempt has named the quorum."""
 
     @property
     def is_inherited(self) -> bool:

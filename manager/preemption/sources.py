@@ -45,7 +45,7 @@ AWS, GCP, AZURE, SLURM, KUBERNETES, FILE, HTTP = "aws", "gcp", "azure", "slurm",
 NAMES = ("auto", AWS, GCP, AZURE, SLURM, KUBERNETES)
 
 OnNotice = Callable[[str, PreemptionNotice | None], object]
-"""Receives the name of a source, and its current notice or None."""
+"""Callback that receives the name of a source, and its current notice or None."""
 
 
 class Source(Protocol):
