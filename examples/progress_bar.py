@@ -24,7 +24,7 @@ class ProgressBar:
     """
 
     def __init__(self, steps: int, lines_every_s: float = LINES_EVERY_S) -> None:
-        """Prepare the display. Without a terminal, it prints a line every `lines_every_s` seconds; 0: every step."""
+        """Prepare the display. Without a terminal, it prints at most one line in `lines_every_s` seconds."""
         self._steps = steps
         self._is_mine = os.environ.get("RANK", "0") == "0"
         self._bar = _bar() if self._is_mine and sys.stdout.isatty() else None

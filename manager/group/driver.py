@@ -555,7 +555,7 @@ class GroupDriver:
         self._link.send(self._preemption)
 
     def set_preemption(self, notice: PreemptionNotice | None, *, should_save: bool) -> None:
-        """Send a notice, or its withdrawal (None), to the connected ranks and to those that connect later."""
+        """Send a notice, or None for its withdrawal, to the connected ranks and to ranks that connect later."""
         self._notices.set_preemption(PreemptionChanged(notice, should_save))
 
     def close(self, reason: str) -> None:

@@ -424,7 +424,7 @@ class GroupMachine:
     def _handle_loss(self, group_rank: int, now: float, successor: str = "") -> None:
         """Refuse a lost process's request, discard the step unless the rank has voted on it, and end the quorum.
 
-        `successor` is the incarnation of a process that has taken its place. That process's own request stays.
+        `successor` is the incarnation of the process that has taken its place, if any, and whose own request stays.
         """
         waiting = self.group.ranks[group_rank].pending
         reason = f"rank {group_rank} has restarted" if successor else self.watches.loss_of(group_rank).reason

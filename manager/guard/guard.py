@@ -251,7 +251,7 @@ class Guard:
         self._selector.register(child.output, selectors.EVENT_READ, lambda: self._read_output(child))
 
     def _apply_backpressure(self) -> None:
-        """Stop reading the ranks' output while the guard's own output is blocked. Their writes then block, too."""
+        """Stop reading the ranks' output while the guard's own output is blocked. The ranks' writes then block, too."""
         if self._output.has_data != self._is_writing:
             self._is_writing = self._output.has_data
             if self._is_writing:
