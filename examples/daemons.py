@@ -16,16 +16,16 @@ ROOT = Path(__file__).resolve().parent.parent
 
 
 class ClusterError(RuntimeError):
-    """A part of the cluster did not come up; the message names its log."""
+    """Raised if a daemon does not start or has ended. The message names its log."""
 
 
 class Daemon:
-    """A child process that serves. Its output goes to `log`."""
+    """A lighthouse, a manager or a supervisor as a child process. Its output is appended to `log`."""
 
     def __init__(
         self, name: str, command: Sequence[str], log: Path, environment: Mapping[str, str] | None = None
     ) -> None:
-        """Prepare the process. It inherits this process's variables and adds `environment`."""
+        """Prepare the process. It inherits this process's environment, with `environment` added."""
         self.name = name
         self._environment = environment or {}
         self._command = command
@@ -54,7 +54,7 @@ class Daemon:
             )
 
     def listens(self, port: int) -> bool:
-        """Check whether `port` accepts connections. Raises ClusterError if the process has ended."""
+        """Return whether `port` accepts connections. Raise ClusterError if the process has ended."""
         if not self.is_alive:
             raise ClusterError(f"{self.name} has ended; see {self._log}")
         try:
@@ -64,7 +64,7 @@ class Daemon:
         return True
 
     def wait_port(self, port: int, timeout_s: float = 60.0) -> None:
-        """Wait until `port` accepts connections. Raises ClusterError after `timeout_s`."""
+        """Wait until `port` accepts connections. Raise ClusterError after `timeout_s` seconds."""
         ends_at = time.monotonic() + timeout_s
         while time.monotonic() < ends_at:
             if self.listens(port):
@@ -73,14 +73,14 @@ class Daemon:
         raise ClusterError(f"{self.name} does not listen on port {port} after {timeout_s:g} s; see {self._log}")
 
     def kill(self) -> None:
-        """Send SIGKILL to this one process, and wait for its end."""
+        """Send SIGKILL to this process only, and wait until it has exited."""
         if self._process is not None:
             self._process.kill()
             self._process.wait()
 
     @property
     def status(self) -> int | None:
-        """Exit status, or None while the process runs or before it has started."""
+        """Exit status, or None before the start and while the process is running."""
         return self._process.poll() if self._process is not None else None
 
     def end(self) -> None:
@@ -99,7 +99,7 @@ class Daemon:
 
 
 def end_by_signals() -> None:
-    """End the daemons on SIGTERM and SIGHUP, too, as on Ctrl-C."""
+    """Make this process exit on SIGTERM and SIGHUP as it does on Ctrl-C, so that it stops its daemons first."""
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, lambda number, _frame: sys.exit(128 + number))
 
@@ -111,7 +111,7 @@ def lighthouse(folder: Path, address: str, arguments: Sequence[str] = ()) -> Dae
 
 
 def command(package: str, arguments: Sequence[str]) -> list[str]:
-    """Return a command that runs `package` in this interpreter. All its processes end with this process."""
+    """Return the command line of a daemon that exits together with this process. `package` is lighthouse or manager."""
     code = {"lighthouse": START_LIGHTHOUSE, "manager": START_MANAGER}[package]
     return [sys.executable, "-c", code, arguments[0], "--parent-pid", str(os.getpid()), *arguments[1:]]
 

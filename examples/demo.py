@@ -1,8 +1,8 @@
 """Train three replica groups on this machine, kill one and later a rank of another, and show that nothing is lost.
 
 Each group runs under a supervisor. Every participant logs (step, quorum_id, participants, hash of its weights) for each
-step it commits, and the demo compares all of them. It exits with status 1 if any differ, a killed group did not return,
-the test accuracy is below 95%, or the survivors stopped.
+step that it commits, and the demo compares these records. It exits with status 1 if any of them differ, if a killed
+group did not return, if the test accuracy is below 95%, or if the survivors stopped.
 """
 
 import argparse
@@ -43,7 +43,7 @@ class Demo:
         self._progress = (0, time.monotonic())
 
     def run(self) -> None:
-        """Run until every group has finished or all of them are stuck."""
+        """Run until every group has finished, or until no step has been committed for STOPPED_AFTER_S."""
         while not all(self.cluster.has_ended(group) for group in self.cluster.groups):
             self._read()
             self._kill_when_due()
@@ -124,7 +124,7 @@ def summarise(report: Report, console: Console, seconds: float, problems: list[s
 
 @contextmanager
 def log_folder(wanted: Path | None) -> Generator[Path, None, None]:
-    """Yield the folder `wanted`, after emptying it, or a temporary folder."""
+    """Yield the folder `wanted` after deleting its contents, or a temporary folder if `wanted` is None."""
     if wanted is not None:
         shutil.rmtree(wanted, ignore_errors=True)
         yield wanted
@@ -137,11 +137,11 @@ def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--steps", type=int, default=1500)
     parser.add_argument("--groups", type=int, default=3)
-    parser.add_argument("--ranks", type=int, default=2, help="of each group")
+    parser.add_argument("--ranks", type=int, default=2, help="ranks per group")
     parser.add_argument(
-        "--kill-at", type=int, nargs=2, default=[300, 800], metavar="STEP", help="when the two kills come"
+        "--kill-at", type=int, nargs=2, default=[300, 800], metavar="STEP", help="steps of the two kills"
     )
-    parser.add_argument("--pace", type=float, default=0.05, help="a step takes at least so many seconds")
+    parser.add_argument("--pace", type=float, default=0.05, help="minimum duration of a step in seconds")
     parser.add_argument("--plot", type=Path, help="draw loss and participants over time into this file")
     parser.add_argument("--logs", type=Path, help="keep every process's log in this folder, which is emptied first")
     args = parser.parse_args()

@@ -12,11 +12,11 @@ MIN_ACCURACY = 0.95
 
 @dataclass(frozen=True, slots=True)
 class Kill:
-    """A kill by the demo."""
+    """SIGKILL that the demo sent to ranks of a group."""
 
     at: float  # seconds since the epoch
     victim: str  # name of the group
-    what: str
+    what: str  # ranks that received it
 
 
 @dataclass(slots=True)
@@ -27,7 +27,7 @@ class EventFiles:
     _read: dict[Path, int] = field(default_factory=dict)
 
     def new(self) -> list[tuple[str, dict[str, Any]]]:
-        """Return (file name, event) of each new event, in order of time."""
+        """Return (file name, event) for each new event, sorted by time."""
         events: list[tuple[str, dict[str, Any]]] = []
         for path in sorted(self.folder.glob("*-start-*.jsonl")):
             with path.open("rb") as file:
@@ -64,17 +64,17 @@ class Report:
         return max(event["participants"] for event in self.commits[step].values())
 
     def loss(self, step: int) -> float:
-        """Return the mean loss of the contributors. A group that heals computes with weights that it then replaces."""
+        """Return the mean loss of the contributors. A healing group's loss is left out, as its weights are outdated."""
         losses = [event["loss"] for event in self.commits[step].values() if event["contributed"]]
         return sum(losses) / len(losses) if losses else float("nan")
 
     def full_share(self) -> float:
-        """Return the share of the steps in which all groups took part."""
+        """Return the share of the committed steps in which all groups took part."""
         full = sum(self.participants(step) == self.groups for step in self.commits)
         return full / len(self.commits) if self.commits else 0.0
 
     def differing_steps(self) -> list[int]:
-        """Return the steps whose participants differ in their quorum or hash."""
+        """Return the steps for which participants logged different quorums or different hashes of the weights."""
         return [
             step
             for step, by_participant in sorted(self.commits.items())
@@ -100,7 +100,7 @@ class Report:
         return min((event["accuracy"] for event in self.finished.values()), default=0.0)
 
     def problems(self, steps: int, ranks: int) -> list[str]:
-        """Return why this run has failed, or an empty list."""
+        """Return the reasons why this run has failed, or an empty list."""
         differing, found = self.differing_steps(), []
         if self.last_step < steps:
             found.append(f"the survivors stopped at step {self.last_step} of {steps}")

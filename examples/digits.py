@@ -54,7 +54,7 @@ def network() -> nn.Module:
 
 
 def state_of(model: nn.Module, optimizer: torch.optim.Optimizer) -> Iterator[torch.Tensor]:
-    """Yield everything that training changes: parameters, buffers, and the optimizer's state of each parameter."""
+    """Yield all tensors that training changes: buffers, parameters, and the optimizer's state for each parameter."""
     yield from model.buffers()
     for parameter in model.parameters():
         yield parameter
@@ -74,18 +74,18 @@ def make_parser(description: str | None, steps: int) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--steps", type=int, default=steps, help="train until this many steps are committed")
     parser.add_argument("--batch-size", type=int, default=32, help="images per rank and step")
-    parser.add_argument("--seed", type=int, default=0, help="of the order of the data")
-    parser.add_argument("--pace", type=float, default=0.0, help="a step takes at least so many seconds")
+    parser.add_argument("--seed", type=int, default=0, help="seed for the order of the data")
+    parser.add_argument("--pace", type=float, default=0.0, help="minimum duration of a step in seconds")
     parser.add_argument(
         "--events",
         type=lambda text: Path(os.path.expandvars(text)),
-        help="append a JSON line per committed step to this file; $RANK in it is the rank",
+        help="append a JSON line per committed step to this file; $RANK in its name stands for the rank",
     )
     return parser
 
 
 class Events:
-    """Log in JSON lines for a program that watches the training. Does nothing without a file."""
+    """Log in JSON lines for a program that observes the training. Without a file, nothing is logged."""
 
     def __init__(self, file: Path | None) -> None:
         self._file = file
@@ -96,7 +96,7 @@ class Events:
                 file.write(json.dumps({"time": time.time(), "pid": os.getpid()} | fields) + "\n")
 
     def follow(self, agent: Agent, tensors: Callable[[], Iterable[torch.Tensor]], pace_s: float = 0.0) -> None:
-        """Log each commit of another library's loop, and slow it down to one in `pace_s` seconds."""
+        """Log each commit of another library's training loop, and pause the loop for `pace_s` seconds at each."""
 
         def committed(step: int) -> None:
             time.sleep(pace_s)
@@ -106,7 +106,7 @@ class Events:
         agent.on_commit(committed)
 
     def committed(self, agent: Agent, loss: torch.Tensor, bits: str, **fields: object) -> None:
-        """Log the step that has just committed. `bits` is the hash of the weights after it."""
+        """Log the step that was just committed. `bits` is the hash of the weights after this step."""
         self.log(
             step=agent.current_step,
             quorum_id=agent.quorum_id,

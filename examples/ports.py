@@ -4,11 +4,11 @@ import random
 import socket
 
 LOOPBACK = "127.0.0.1"
-# Below the ports that Linux assigns to outgoing connections, since one of those could take the port before the server
-# starts. Also below the default ports of torch and of our daemons.
+# Below the ports that Linux assigns to outgoing connections, because one of these could occupy the port before the
+# server starts. Also below the default ports of torch and of our daemons.
 PORTS = range(15_000, 29_000)
 
-_random = random.SystemRandom()  # leaves the seeded random numbers of the program alone
+_random = random.SystemRandom()  # does not change the program's seeded random numbers
 
 
 def free_port(host: str = LOOPBACK) -> int:

@@ -16,7 +16,7 @@ FRAMES_EVERY_S = 0.1
 
 
 class ProgressBar:
-    """Progress of a training of `steps` steps.
+    """Display of the progress of a training that lasts `steps` steps.
 
     Example:
         with ProgressBar(steps) as progress:
@@ -24,7 +24,7 @@ class ProgressBar:
     """
 
     def __init__(self, steps: int, lines_every_s: float = LINES_EVERY_S) -> None:
-        """Prepare the display. Without a terminal, it prints a line per `lines_every_s` seconds, or per step if 0."""
+        """Prepare the display. Without a terminal, it prints at most one line in `lines_every_s` seconds."""
         self._steps = steps
         self._is_mine = os.environ.get("RANK", "0") == "0"
         self._bar = _bar() if self._is_mine and sys.stdout.isatty() else None
@@ -48,7 +48,7 @@ class ProgressBar:
             handler.setStream(stream)
 
     def show(self, step: int, groups: int, loss: "torch.Tensor | float") -> None:
-        """Show that `groups` replica groups have committed `step`. Reads `loss` only if it is shown."""
+        """Show that `groups` replica groups have committed `step`. Read `loss` from its device only if it is shown."""
         now = time.monotonic()
         if not self._is_mine or step == self._shown or (now < self._next_at and step < self._steps):
             return
@@ -59,7 +59,7 @@ class ProgressBar:
             self._bar.update(self._task, completed=step, text=_text(groups, loss), refresh=True)
 
     def _log_above(self, stderr: Any) -> None:
-        # rich has replaced sys.stderr by its own stream, which prints log lines above the bar instead of inside it.
+        # rich has replaced sys.stderr with its own stream, which prints log lines above the bar instead of inside it.
         for handler in logging.getLogger().handlers:
             if isinstance(handler, logging.StreamHandler) and handler.stream is stderr:
                 self._handlers.append((handler, stderr))

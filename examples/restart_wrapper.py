@@ -2,7 +2,7 @@
 
     python -m examples.restart_wrapper
 
-Rank 2 raises at its fifth step, so all six ranks start the next iteration in the same processes. Then rank 1 is
+Rank 2 raises an error in iteration 0, so all six ranks start the next iteration in the same processes. Then rank 1 is
 killed by SIGKILL, as the kernel would do. A spare becomes rank 1, and the others keep their numbers. Under a supervisor
 (`lighthouse-manager run`, or fork_and_monitor() at the top of the script), the killed rank would return as a spare.
 """

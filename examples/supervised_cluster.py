@@ -27,7 +27,7 @@ class Group:
 
 
 class SupervisedCluster:
-    """Processes of a cluster on this machine. The end of the block ends all of them."""
+    """Context manager for a lighthouse and its replica groups on this machine. All processes end at its exit."""
 
     def __init__(
         self,
@@ -58,7 +58,7 @@ class SupervisedCluster:
             daemon.stop()
 
     def start(self) -> None:
-        """Start everything, and wait until every supervisor serves. The ranks start a little later."""
+        """Start all processes, and wait until every supervisor accepts connections. The ranks start a little later."""
         self.lighthouse.start()
         self.lighthouse.wait_port(self._port)
         for group in self.groups:

@@ -20,10 +20,10 @@ from progress_bar import ProgressBar
 def main() -> None:
     parser = make_parser(__doc__, steps=60)
     parser.add_argument(
-        "--sync-every", type=int, default=20, help="synchronise each parameter after so many inner steps"
+        "--sync-every", type=int, default=20, help="inner steps between two synchronisations of a parameter"
     )
-    parser.add_argument("--fragments", type=int, default=2, help="synchronise the model in so many parts, in turn")
-    parser.add_argument("--delay", type=int, default=1, help="inner steps beside which a fragment travels")
+    parser.add_argument("--fragments", type=int, default=2, help="parts of the model, which are synchronised in turn")
+    parser.add_argument("--delay", type=int, default=1, help="inner steps that overlap with the communication")
     args = parser.parse_args()
     log_like_the_daemons()
 

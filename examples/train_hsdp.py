@@ -22,7 +22,7 @@ from progress_bar import ProgressBar
 
 
 class Reader(nn.Module):
-    """Reads an image as a sequence of eight rows."""
+    """Transformer that reads an image as a sequence of eight rows."""
 
     def __init__(self, width: int = 32, layers: int = 2) -> None:
         super().__init__()
@@ -51,7 +51,7 @@ def sharded_reader() -> Reader:
 
 
 def shards(model: nn.Module, adam: torch.optim.Optimizer) -> Iterator[torch.Tensor]:
-    """Yield this rank's shards of parameters and optimizer state. They equal those of the same rank in other groups."""
+    """Yield this rank's shards of parameters and optimizer state. Rank r has equal shards in all groups."""
     for parameter in model.parameters():
         for tensor in (parameter.detach(), *adam.state.get(parameter, {}).values()):
             yield tensor.to_local() if isinstance(tensor, DTensor) else tensor

@@ -35,7 +35,7 @@ def weights_hash(model: nn.Module) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--steps", type=int, default=500, help="train until this many steps are committed")
-    parser.add_argument("--min-groups", type=int, default=1, help="commit no step of fewer replica groups")
+    parser.add_argument("--min-groups", type=int, default=1, help="minimum number of replica groups for a commit")
     args = parser.parse_args()
     group, groups = int(os.environ.get("REPLICA_GROUP_ID", 0)), int(os.environ.get("NUM_REPLICA_GROUPS", 2))
 

@@ -28,7 +28,7 @@ from progress_bar import ProgressBar
 
 
 class Shown(TrainerCallback):
-    """Updates the example's progress bar, which replaces the lines of the trainer."""
+    """Updates the example's progress bar, which replaces the trainer's own log lines."""
 
     def __init__(self, progress: ProgressBar, agent: Agent) -> None:
         self.progress, self.agent = progress, agent
@@ -45,7 +45,7 @@ def collate(samples: list[tuple[torch.Tensor, torch.Tensor]]) -> dict[str, Any]:
 
 def main() -> None:
     parser = make_parser(__doc__, steps=200)
-    parser.add_argument("--output", default=None, help="folder of this group's checkpoints; default: a new one")
+    parser.add_argument("--output", default=None, help="folder of this group's checkpoints; default: a new folder")
     args = parser.parse_args()
     torch.set_num_threads(1)
     images, labels, test_images, test_labels = digits()

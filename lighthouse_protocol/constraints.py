@@ -72,7 +72,7 @@ def check_offset(value: float, field: str) -> float:
 
 
 class IntRange:
-    """Checks that an integer is in a range.
+    """Constraint that an integer is in a range.
 
     `what` introduces the range in error messages, as "ranks are" does in "is 9; ranks are 0 to 7".
     """
@@ -130,12 +130,12 @@ class WireForm:
 
 @dataclass(frozen=True, slots=True)
 class DroppedIfInvalid:
-    """Marks a field that is read as None if its value is invalid. The message itself stays valid."""
+    """Annotation for a field that is read as None if its value is invalid, so that the message itself stays valid."""
 
 
 @dataclass(frozen=True, slots=True)
 class UnknownAs:
-    """Marks an enum field. A value that only a newer version knows is read as `member`."""
+    """Annotation for an enum field. A value that this version does not know is read as `member`."""
 
     member: StrEnum
 

@@ -40,7 +40,7 @@ def group_run(run: str, replica_id: str) -> str:
 
 
 def supervisor_name(replica_id: str, host: int, hosts: int) -> str:
-    """Return the name, unique within a run, of the supervisor on host number `host` of a group's `hosts` hosts."""
+    """Return the name, unique in a run, of the supervisor on host number `host` of a group that has `hosts` hosts."""
     return replica_id if hosts == 1 else f"{replica_id}/{host}"
 
 
@@ -117,7 +117,7 @@ def parse_address(text: str, field: str) -> Address:
 
 
 def parse_target(text: str, field: str, default_port: int | None = None) -> Address:
-    """Parse the address of a server. Raise InvalidRequest if it is malformed, or if no port is given."""
+    """Parse the address of a server. Raise InvalidRequest if it is malformed, or if no port is known."""
     address = parse_address(text, field)
     port = address.port if address.port is not None else default_port
     if not port:

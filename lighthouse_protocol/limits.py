@@ -6,8 +6,8 @@ LIGHTHOUSE_PORT = 29510
 LIGHTHOUSE_HTTP_PORT = 29511
 MANAGER_PORT = 29512
 
-# The server closes the connections of paused and vanished callers after this time. One half passes without traffic,
-# the other half is the limit for the answer to a ping.
+# Default time after which a server closes the connection to an unresponsive caller. After half of it without traffic,
+# the server sends a ping, and waits for the answer for the other half.
 KEEPALIVE_S = 2.0
 
 MAX_REPLICA_ID_CHARS = 128
@@ -18,12 +18,12 @@ MAX_GROUP_WORLD_SIZE = 65536
 MAX_RANKS_PER_HOST = 256  # under one supervisor
 MAX_COUNT = 2**53  # JSON numbers and floats are exact up to here
 MAX_QUORUM_ID = 2**53
-MAX_LEARNED_GENERATION = 2**48  # reported by a connecting rank; later numbers stay below MAX_COUNT with any stride
+MAX_LEARNED_GENERATION = 2**48  # highest in a rank's hello; with any stride, later numbers stay below MAX_COUNT
 MAX_KEEP_EVERY = 1_000_000  # steps
 MAX_RESTARTS = 1000  # a run's record stores the time of each restart in the budget
 MAX_SECONDS = 1e10  # limit of a duration and of a Unix time
 MIN_SECRET_CHARS = 32  # 16 random bytes in hexadecimal cannot be guessed
-SECRET_BYTES = 32  # length of the secrets that we make
+SECRET_BYTES = 32  # length of the secrets that we generate
 MAX_SECRET_CHARS = 128
 MAX_REASON_CHARS = 1000  # a gRPC status travels in a header, which has a size limit
 
@@ -52,7 +52,7 @@ MASTER_PORT = 29500  # if the environment does not set MASTER_PORT
 STORE_PORT_OFFSET = 2  # from MASTER_PORT to the port of the TCPStore that outlives the ranks
 DEFAULT_RUN = "default"
 
-# A daemon answers a waiting call this much before the caller's own deadline, so that its reason arrives in time.
+# A daemon answers a waiting call this much before the caller's own deadline, so that the answer arrives in time.
 ANSWER_MARGIN_S = 0.25
 ANSWER_MARGIN_SHARE = 0.1
 

@@ -90,7 +90,7 @@ def _bits(other: Set[object]) -> int:
 
 
 def largest_count(sets: Iterable[RankSet]) -> int:
-    """Return how many of the sets contain the rank that occurs in most of them.
+    """Return how many of the sets contain the most frequent rank, or 0 if all sets are empty.
 
     Counts all ranks at once, with binary counters whose bits are spread over several integers.
     """

@@ -54,7 +54,7 @@ class NotServed(LighthouseError):
 
 
 class Superseded(LighthouseError):
-    """A newer request of the same caller replaces this request."""
+    """A newer request from the same caller replaces this request."""
 
 
 class Drained(LighthouseError):

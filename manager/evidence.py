@@ -7,8 +7,8 @@ because the signal may crash a process that is running Python. Missing evidence 
 also inspected after its watch (its stream to the manager) has closed, because its process may still exist, for example
 stopped by a signal.
 
-An inspection from outside blocks, and reading /proc can hang if the process is stuck in the kernel. Therefore each runs
-in its own thread with a time limit.
+An inspection from outside blocks, and reading /proc can hang if the process is stuck in the kernel. Therefore each
+inspection runs in its own thread with a time limit.
 """
 
 import asyncio
@@ -244,7 +244,8 @@ async def probe_with_output(request: WatchHello, lines: Awaitable[tuple[str, ...
 async def probe(request: WatchHello) -> ProcessSnapshot:
     """Read the state of a rank's process on this host. If `request` contains an offer, also take its stacks.
 
-    If this takes too long, its thread continues unobserved, and does not delay the exit of this process.
+    After PROBE_TIMEOUT_S, return why the evidence is missing. The thread that reads /proc may then continue forever,
+    but it does not delay the exit of this process.
     """
     offer = request.offer or EvidenceOffer()
     probing = start_read("evidence", lambda: _probe(request.pid, request.started, offer))
@@ -320,7 +321,7 @@ class EvidenceCollector:
             answer.set_result(own)
 
     def collect_evidence(self, request: session.EvidenceRequest, view: Callable[[], GroupView]) -> None:
-        """Collect evidence in a background task, and send each rank's as soon as it is complete.
+        """Collect evidence in the background, and send each rank's evidence as soon as it is complete.
 
         Then send the progress of the ranks, which `view` returns. Concurrent requests share the inspection of a rank.
         """
@@ -391,7 +392,7 @@ class EvidenceCollector:
     async def _take_stacks(self, watch: Watch, found: ProcessSnapshot, asked_at: float) -> ProcessSnapshot:
         """Obtain the stacks of a rank that is not answering, by sending its process a signal.
 
-        Send no signal if the rank has sent a message since `asked_at`, because it can then run Python.
+        Send no signal if the rank has sent a message since the request at `asked_at`, because it can then run Python.
         """
         if not watch.is_open or watch.hello.offer is None:
             return ProcessSnapshot()

@@ -2,7 +2,7 @@
 
     python -m examples.freeze.run --mode loader
 
-It ends with the training, or some seconds after the lighthouse's verdict.
+The program ends with the training, or some seconds after the lighthouse reports a stall.
 """
 
 import argparse
@@ -28,7 +28,7 @@ STALL_AFTER_S = 3.0
 
 
 class FreezeRun:
-    """A lighthouse and a supervised training. The end of the block ends all their processes."""
+    """Context manager for a lighthouse and a supervised training. All their processes end at its exit."""
 
     def __init__(
         self,
@@ -41,7 +41,7 @@ class FreezeRun:
     ) -> None:
         """Prepare the processes, which write logs and checkpoints to `folder`.
 
-        The lighthouse has suspect ranks restarted up to `max_restarts` times.
+        The lighthouse orders a restart of the suspects of a stall, up to `max_restarts` times.
         """
         folder.mkdir(parents=True, exist_ok=True)
         self.folder = folder
@@ -89,9 +89,9 @@ class FreezeRun:
         return jobs[0] if jobs else None
 
     def wait(self, within_s: float, *, passes_verdicts: bool = False) -> JobStatus | None:
-        """Return the first status with a verdict, or None at the end of the training. Raises TimeoutError.
+        """Wait for a verdict and return the status that contains it, or None if the training ends without one.
 
-        If `passes_verdicts` is true, verdicts are ignored.
+        If `passes_verdicts`, ignore verdicts. Raise TimeoutError after `within_s` seconds.
         """
         ends_at = time.monotonic() + within_s
         while self.supervisor.is_alive:
@@ -115,8 +115,8 @@ class FreezeRun:
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--mode", choices=MODES, default="loader")
-    parser.add_argument("--max-restarts", type=int, default=0, help="so often are ranks that are behind restarted")
-    parser.add_argument("--folder", type=Path, help="for logs and checkpoints; default: a new one")
+    parser.add_argument("--max-restarts", type=int, default=0, help="maximum restarts of ranks that are behind")
+    parser.add_argument("--folder", type=Path, help="folder for logs and checkpoints; default: a new folder")
     parser.add_argument("more", nargs="*", help="arguments for train.py, after --")
     args = parser.parse_args(arguments)
     end_by_signals()

@@ -136,7 +136,7 @@ class Trainer:
     # -- validation
 
     def _validate_on_rank0(self, epoch: int) -> float:
-        """Validate on rank 0 only, which cannot freeze. In the DDP module rank 0 would wait for the other ranks."""
+        """Validate on rank 0 only, which cannot freeze. With the DDP module, rank 0 would wait for the other ranks."""
 
         def validate() -> float:
             takes_s = self.args.validation_takes if epoch == 2 else 0.0
@@ -181,7 +181,7 @@ def unplug(for_s: float) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--mode", choices=MODES, default="ok")
-    parser.add_argument("--once", action="store_true", help="the loader works when the ranks have been restarted")
+    parser.add_argument("--once", action="store_true", help="the loader freezes only before the first restart")
     parser.add_argument("--epochs", type=int, default=10)
     parser.add_argument("--steps", type=int, default=20, help="batches per epoch")
     parser.add_argument("--val-batches", type=int, default=25)
@@ -189,10 +189,10 @@ def main() -> None:
     parser.add_argument("--checkpoint-interval", type=int, default=5, metavar="EPOCHS")
     parser.add_argument("--checkpoint-dir", type=Path, required=True)
     parser.add_argument("--log-dir", type=Path, required=True, help="a file per rank")
-    parser.add_argument("--hang", type=float, default=600.0, help="seconds that slow and network last")
-    parser.add_argument("--first-step", type=float, default=0.0, help="so many seconds more")
-    parser.add_argument("--validation-takes", type=float, default=0.0, help="so many seconds more, in epoch 2")
-    parser.add_argument("--checkpoint-takes", type=float, default=0.0, help="so many seconds more")
+    parser.add_argument("--hang", type=float, default=600.0, help="duration of slow and network in seconds")
+    parser.add_argument("--first-step", type=float, default=0.0, help="additional seconds")
+    parser.add_argument("--validation-takes", type=float, default=0.0, help="additional seconds, in epoch 2")
+    parser.add_argument("--checkpoint-takes", type=float, default=0.0, help="additional seconds")
     args = parser.parse_args()
     args.log_dir.mkdir(parents=True, exist_ok=True)
     logging.basicConfig(

@@ -21,8 +21,8 @@ class FaultKind(StrEnum):
     DISK = "disk"  # the rank's checkpoints cannot be written
 
 
-IN_RANK = frozenset({FaultKind.NAN, FaultKind.DISK})  # done by the rank's Agent
-ON_LINK = frozenset({FaultKind.CUT, FaultKind.SLOW})  # hit the manager, so there is no rank
+IN_RANK = frozenset({FaultKind.NAN, FaultKind.DISK})  # injected by the rank's Agent
+ON_LINK = frozenset({FaultKind.CUT, FaultKind.SLOW})  # affect the manager's connection, so the order names no rank
 # A guard kills a process that has been stopped for 12 s, so a longer STOP would become a KILL.
 MAX_STOP_S = 10.0
 MAX_FAULT_S = 60.0

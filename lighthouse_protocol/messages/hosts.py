@@ -48,7 +48,7 @@ class HostHello:
     nnodes: WorldSize
     nproc: WorldSize
     incarnation: Name  # new at each start of the supervisor
-    # Interval in steps, or 0 if its ranks keep nothing.
+    # Interval, in steps, at which its ranks keep their states in memory; 0 if they keep none.
     keep_every: Annotated[int, IntRange(0, MAX_KEEP_EVERY, "it is")] = 0
 
     def check(self) -> None:

@@ -27,7 +27,7 @@ MAX_MISSING_BYTES = 240
 
 STACKS_FILE = "lighthouse stacks"  # name of the file to which a rank writes its stacks
 
-# Limit for the evidence of a group. Ranks that have sent nothing are then listed as missing.
+# Time limit for collecting a group's evidence. Ranks that have sent none by then are listed as missing.
 GATHERED_WITHIN_S = 8.0
 
 
@@ -77,12 +77,12 @@ class ProcessSnapshot:
     process: ProcessText = ""
     output: Output = ()
     missing: Missing = ()
-    is_stopped: bool = False  # a signal has stopped the process, so it cannot report itself
+    is_stopped: bool = False  # a signal has stopped the process, so it cannot report on itself
 
 
 @dataclass(frozen=True, slots=True)
 class EvidenceAsked:
-    """Asks a rank for evidence about itself. The rank answers with a SelfReport that carries the same number."""
+    """Request to a rank for evidence about itself. The rank answers with a SelfReport that carries the same number."""
 
     number: Count
 
@@ -104,7 +104,7 @@ def fit_evidence(evidence: RankEvidence, ranks: int = 1) -> RankEvidence:
 
     Args:
         evidence: Evidence of one rank.
-        ranks: Number of ranks in the message. Above MAX_RANKS_IN_FULL, they share the space.
+        ranks: Number of ranks in the message. Above MAX_RANKS_IN_FULL, the maximum size is reduced in proportion.
     """
     share = min(1.0, MAX_RANKS_IN_FULL / ranks)
     missing, recorder = evidence.missing, evidence.flight_recorder
@@ -133,7 +133,7 @@ def _last_lines(lines: tuple[str, ...], left: int) -> tuple[str, ...]:
 
 
 class IncidentKind(StrEnum):
-    STALL = "stall"  # nothing moved; fault time: the last move
+    STALL = "stall"  # no rank made progress; fault time: the last progress
     LOSS = "loss"  # replica groups were lost; fault time: the last sign of life
     NOT_APPLIED = "not_applied"  # a group committed a step and did not apply it; fault time: its report
     DIVERGENCE = "divergence"  # a group's state differs from its peers'; fault time: its report
@@ -141,7 +141,7 @@ class IncidentKind(StrEnum):
     RESTART = "restart"  # a fault ended a generation of a run; fault time: its detection
     EXIT = "exit"  # a supervised process ended outside any generation
     SLOW = "slow"  # a rank computes much slower than its peers; fault time: the first slow comparison
-    CHAOS = "chaos"  # `lighthouse chaos` injected a fault; fault time: the manager's report that it begins
+    CHAOS = "chaos"  # `lighthouse chaos` injected a fault; fault time: the manager's report that the fault begins
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,7 +161,7 @@ class IncidentSummary:
     quorum_s: Offset | None = None  # next quorum formed, or next generation of a run
     quorum_id: int = 0  # id of that quorum
     step_s: Offset | None = None  # first step committed after the fault
-    over_s: Offset | None = None  # something moved again
+    over_s: Offset | None = None  # progress resumed, or the rank was no longer slow
     back_s: Offset | None = None  # every lost group was in a quorum again
 
 

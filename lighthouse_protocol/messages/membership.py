@@ -10,7 +10,7 @@ MAX_PENDING_NAMED = 16
 
 
 class Tag(NamedTuple):
-    """Identifies a model state by the number of committed steps and the quorum that committed the last one."""
+    """Identifier of a model state: the number of committed steps, and the quorum that committed the last one."""
 
     step: int
     quorum_id: int | None  # None if unknown
@@ -62,10 +62,10 @@ class Participant:
     seen_quorum_id: int = 0  # highest quorum id that the group has received
     watched: bool = False  # all ranks have an open watch, so their collectives can be aborted
     catch_up: bool = False  # heals while training if it is behind
-    works_at: int | None = None  # step of the training while the group still heals from `step`
+    works_at: int | None = None  # step at which the group trains while it still heals from `step`
     has_source: bool = False  # needs no other source while it catches up
     heals_first: bool | None = None  # heals before it computes anything if it is behind; None if not given
-    resolves_to_loopback: bool = False  # a host name in its addresses is a loopback on its own host
+    resolves_to_loopback: bool = False  # a host name in its addresses resolves to a loopback address on its own host
     compares: bool = False  # the ranks compare their collectives with the peers' in the first step under a quorum
     distrust: Distrust | None = None  # a rank's state is unusable; repeated until the group has healed
     continues: bool = False  # continues training after other groups have finished
@@ -78,7 +78,7 @@ class Participant:
 
     @property
     def requested_step(self) -> int:
-        """The step for which the group requests a quorum. If the group is behind, it heals and does a later step."""
+        """The step for which the group requests a quorum. A group that is behind heals and takes a later step."""
         return self.step if self.works_at is None else self.works_at
 
     @property
@@ -118,7 +118,7 @@ class World:
     peers_pending: Count = 0  # replica groups that will be in the next quorum
     # The first of these groups.
     pending: Annotated[tuple[Name, ...], Shortened(lambda names: names[:MAX_PENDING_NAMED])] = ()
-    waiting_for: Reason = ""  # missing condition of a long wait for a quorum; empty if there is none
+    waiting_for: Reason = ""  # unmet condition of a quorum that has been awaited for long; empty otherwise
 
     @property
     def joining_names(self) -> str:

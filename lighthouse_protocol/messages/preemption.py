@@ -14,7 +14,7 @@ class PreemptionNotice:
 
     source: FilledText  # aws, gcp, azure, slurm, kubernetes, file or http
     reason: Reason = ""
-    host: Reason = ""  # host that ends
+    host: Reason = ""  # host that will be taken away
     ends_at_unix_s: Offset | None = None  # None if unknown
     is_advice: bool = False  # the host is only likely to be taken away (AWS rebalance recommendation)
 
@@ -25,7 +25,7 @@ class PreemptionNotice:
 
 @dataclass(frozen=True, slots=True)
 class PreemptionReport:
-    """Reports a notice about a replica group to the lighthouse, or about a host, by its supervisor, to host 0."""
+    """Report of a notice, from a manager to the lighthouse, or from a host's supervisor to the one on host 0."""
 
     notice: PreemptionNotice | None  # None if the notice was withdrawn
 

@@ -1,6 +1,7 @@
 """Progress of ranks: the samples that ranks send, and the views and statuses derived from them.
 
-All times are durations, or ages when the sample or view was created, in seconds. The hosts' clocks need not agree.
+All times are in seconds. They are durations, or ages at the time when the sample or view was created, so the hosts'
+clocks need not agree.
 """
 
 from dataclasses import dataclass, replace
@@ -92,7 +93,7 @@ class PhaseTime:
     name: PhaseName
     visits: Count
     seconds: Age  # excluding inner phases and waits
-    longest_s: Age  # longest finished time without a mark
+    longest_s: Age  # longest completed time without progress
 
 
 class PhaseCount(NamedTuple):
@@ -185,10 +186,10 @@ class ProgressSample:
     entered: Annotated[tuple[PhaseCount, ...], EntryCount(MAX_NAMES)] = ()
     collective: Collective | None = None
     waits_for: PhaseName = ""  # wait that the script has declared
-    still_s: Age = 0.0  # since the last mark
+    still_s: Age = 0.0  # since the last sign of progress
     is_first: bool = False  # this process has not finished a step yet
     times: Annotated[tuple[PhaseTime, ...], EntryCount(MAX_TIMES)] = ()
-    calls: Annotated[tuple[GroupCalls, ...], EntryCount(MAX_GROUPS)] = ()  # process groups that moved last
+    calls: Annotated[tuple[GroupCalls, ...], EntryCount(MAX_GROUPS)] = ()  # by process group, only the most recent ones
     at: Annotated[str, MaxChars(MAX_LABEL_CHARS)] = ""  # line of the script, for an observed rank without an Agent
     healed: Advisory[HealTotals] = None  # None for a process that has never healed
     heal: Advisory[HealProgress] = None  # current heal, or one that has just succeeded
@@ -229,7 +230,7 @@ class RankView:
 
     name: RankName
     sample: ProgressSample
-    limit_s: Age  # allowed time without a mark at this place
+    limit_s: Age  # allowed time without progress at this place
     beat_age_s: Age = 0.0
     rank_incarnation: Text = ""
     host: Text = ""
@@ -274,7 +275,7 @@ class GroupView:
 
     @property
     def is_observed(self) -> bool:
-        """True if no rank has an Agent, so its progress is observed from outside the script."""
+        """True if no rank has an Agent, so their progress is observed from outside the script."""
         return bool(self.ranks) and all(rank.sample.at for rank in self.ranks)
 
     def check(self) -> None:
@@ -295,7 +296,7 @@ class RankState(StrEnum):
     LOST = "lost"  # the replica group or the process is not alive
     WAITING = "waiting"  # in a collective, or in a wait that its script has declared
     RUNNING = "running"
-    SPARE = "spare"  # in the current generation of its run
+    SPARE = "spare"  # not active in the current generation of its run
 
 
 @dataclass(frozen=True, slots=True)
@@ -321,6 +322,6 @@ class RankPlace:
     generation: int | None = None  # last generation in which a run's rank was active
     at: str = ""  # line of a script without an Agent
     compared: StateDigest | None = None  # newest state that was compared with the peers
-    compute_ratio_1m: Age | None = None  # compute time over the median of its peers, in the last minute
-    compute_ratio_10m: Age | None = None  # the same, in the last 10 minutes
+    compute_ratio_1m: Age | None = None  # compute time divided by its peers' median, over the last minute
+    compute_ratio_10m: Age | None = None  # the same, over the last 10 minutes
     is_slow: bool = False  # the ratio has been high for `--slow-after`

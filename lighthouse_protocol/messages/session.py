@@ -52,14 +52,14 @@ class HeldQuorum:
     quorum_id: QuorumId
     mode: HoldState
     granted: Count  # highest step granted to the ranks under this quorum
-    wants_next: bool = False  # the group has finished or failed to catch up and needs another quorum
+    wants_next: bool = False  # the group has caught up, or has failed to, and needs another quorum
 
 
 class QuorumPhase(StrEnum):
     """State of a standing quorum at the lighthouse, which determines what its managers must do."""
 
     NONE = "none"  # no standing quorum: every step requires a request to the lighthouse
-    RETURNING = "returning"  # the lighthouse has restarted: holders may continue and must reconnect
+    RETURNING = "returning"  # the lighthouse has restarted: managers in the quorum may continue and must reconnect
     STANDING = "standing"
     RECALLED = "recalled"  # grant no new step and report the highest grant
     RESUMED = "resumed"  # grant steps up to `upto`, then join
@@ -202,9 +202,8 @@ class JoinAccepted:
     join: Count
     quorum: Quorum
     stands: bool
-    secret: Secret = field(
-        default="", repr=False
-    )  # shared by the members, to authenticate each other (rules/access.py)
+    # Shared by the members, to authenticate each other (rules/access.py).
+    secret: Secret = field(default="", repr=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -237,9 +236,8 @@ class KillRequest:
     """Order to kill the group's ranks."""
 
     reason: Reason = ""
-    behind: Ranks = (
-        NO_RANKS  # ranks whose stall is the reason, which the supervisor counts as lost; empty for operators' requests
-    )
+    # Ranks whose stall is the reason, which the supervisor counts as lost. Empty if an operator requested the kill.
+    behind: Ranks = NO_RANKS
 
 
 @dataclass(frozen=True, slots=True)
@@ -308,7 +306,7 @@ class WatchHello:
 
 @dataclass(frozen=True, slots=True)
 class WatchOpened:
-    """First message from the manager on a watch: it is now watching the rank."""
+    """First message from the manager on a watch. It confirms that the manager is watching the rank."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -67,7 +67,7 @@ class MemberStatus:
     address: str
     store_address: str
     heal: HealStatus | None = None
-    preemption: PreemptionStatus | None = None  # None while its hosts stay
+    preemption: PreemptionStatus | None = None  # None if there is no notice
 
 
 class TimelineKind(StrEnum):
@@ -117,7 +117,7 @@ class JobStatus:
     incidents: tuple[IncidentSummary, ...] = ()
     data: DataUse | None = None
     ended_step: int | None = None
-    discards: int = 0  # each group's discarded steps count
+    discards: int = 0  # discarded steps, summed over the groups
 
 
 class StoreKind(StrEnum):
@@ -134,7 +134,7 @@ class StoreStatus:
     """
 
     kind: StoreKind = StoreKind.NONE
-    term: int = 0  # grows with each start, or each leadership
+    term: int = 0  # grows with each start or, on etcd, with each election
     error: str = ""  # why the store does not answer
 
 

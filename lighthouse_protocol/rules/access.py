@@ -285,13 +285,13 @@ def parse_identities(text: str) -> Identities:
 def _line(name: str, terms: Any) -> _Line:
     if not isinstance(terms, Mapping) or not all(isinstance(value, str) for value in terms.values()):
         raise InvalidRequest(
-            f'{name!r} is not as "NAME" = {{ role = "join" }}: set the name in quotation marks', field=FIELD
+            f'{name!r} is not of the form "NAME" = {{ role = "join" }}; put the name in quotation marks', field=FIELD
         )
     if unknown := sorted(set(terms) - _TERMS):
-        raise InvalidRequest(f"{name!r} has {unknown[0]!r}; there are role, job and replica_id", field=FIELD)
+        raise InvalidRequest(f"{name!r} has {unknown[0]!r}; only role, job and replica_id are allowed", field=FIELD)
     role = terms.get("role", "")
     if role not in _ROLES:
-        raise InvalidRequest(f"{name!r} has role {role!r}; there are {', '.join(_ROLES)}", field=FIELD)
+        raise InvalidRequest(f"{name!r} has role {role!r}; the roles are {', '.join(_ROLES)}", field=FIELD)
     pattern = _pattern(name)
     for term in ("job", "replica_id"):
         if term in terms:
@@ -305,7 +305,7 @@ def _pattern(name: str) -> re.Pattern[str]:
     is_spiffe = name.startswith(_SPIFFE)
     plain = _lowered(name)
     if not (is_spiffe or _DNS.fullmatch(plain)) or not _is_clean(plain):
-        raise InvalidRequest(f"{name!r} is no SPIFFE id (spiffe://...) and no DNS name", field=FIELD)
+        raise InvalidRequest(f"{name!r} is neither a SPIFFE id (spiffe://...) nor a DNS name", field=FIELD)
     between, one, at, written = "/" if is_spiffe else ".", "[^/]+" if is_spiffe else "[^.]+", 0, ""
     for hole in _HOLE.finditer(plain):
         if plain[hole.start() - 1 : hole.start()] not in ("", between) or plain[hole.end() : hole.end() + 1] not in (
@@ -319,7 +319,7 @@ def _pattern(name: str) -> re.Pattern[str]:
         at = hole.end()
     rest = plain[at:]
     if set("*{}") & set(_HOLE.sub("", plain)):
-        raise InvalidRequest(f"{name!r}: there are *, {{job}} and {{replica_id}}", field=FIELD)
+        raise InvalidRequest(f"{name!r}: the only placeholders are *, {{job}} and {{replica_id}}", field=FIELD)
     return re.compile(written + re.escape(rest))
 
 
@@ -350,7 +350,7 @@ STORE_WORD = "store"  # an unguessable prefix under which members connect in a s
 
 def digest_of(secret: str) -> str:
     """Return the SHA-256 digest to store instead of a secret, or an empty string for an empty secret."""
-    # Called for each hello, so it does what `_bytes` does without another call.
+    # Called for each hello, so `_bytes` is inlined.
     return hashlib.sha256(secret.encode(errors="surrogateescape")).hexdigest() if secret else ""
 
 

@@ -23,8 +23,8 @@ from lighthouse_protocol.rules.stall import span
 RATE_OVER_S = 10.0
 RATE_AFTER_S = 0.5
 KEPT_EVERY_S = 0.25  # a report that arrives sooner replaces the last one
-FRESH_S = 2.0  # a report up to this age stands for the present, so the rate does not fall between two reports
-STILL_SHOWN_S = 5.0  # a slow link delivers a piece of a state within this time
+FRESH_S = 2.0  # a report up to this age counts as current, so the rate does not fall between two reports
+STILL_SHOWN_S = 5.0  # after this time without data, log lines report it; even a slow link delivers some data sooner
 LOGGED_EVERY_S = 10.0
 SETTLED_S = 1.0  # the ranks of a group report the start and end of a heal up to this much apart
 MAX_LEFT_S = 1e6
@@ -139,7 +139,7 @@ class GroupHeal:
         return self._sum_up(under_way, now) if under_way else None
 
     def next_line(self, now: float) -> str:
-        """Return the next due log line, or an empty string. Call repeatedly until the result is empty."""
+        """Return the next log line that is due, or an empty string. Call this until the result is empty."""
         status, logged = self.status(now), self._logged
         if status is None:
             return self._end_line(now)

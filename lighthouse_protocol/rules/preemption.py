@@ -13,18 +13,18 @@ from typing import NamedTuple
 from lighthouse_protocol.messages.preemption import PreemptionNotice
 
 ANSWER_WITHIN_S = 2.0
-"""Longest wait for the lighthouse to answer how many other groups stay."""
+"""Maximum time to wait for the lighthouse to report how many other groups stay."""
 MIN_SAVE_S = 5.0
-"""If less than this is left, a checkpoint is not begun, because it would probably be incomplete."""
+"""Minimum time left to begin a checkpoint. With less, the checkpoint would probably be incomplete."""
 EXIT_MARGIN_S = 2.0
 """Time between the end of a save and the end of the host, in which the processes exit."""
 UNKNOWN_LEFT_S = 25.0
-"""Time that a notice without an end is assumed to leave: the shortest of the clouds' notices, rounded down."""
+"""Time that is assumed to be left if a notice gives no end: the shortest notice of any cloud, rounded down."""
 
 
 class Action(StrEnum):
     STAY = "stay"  # continue training
-    ASK = "ask"  # wait for the lighthouse to answer how many other groups stay
+    ASK = "ask"  # wait for the lighthouse to report how many other groups stay
     DRAIN = "drain"  # leave after the current step
     SAVE = "save"  # leave after the current step, then save a checkpoint
 

@@ -35,7 +35,7 @@ class RestartBudget:
         self._fruitless = 0
 
     def add_failure(self, terms: RunTerms, now: float, *, lasted_s: float, has_stepped: bool) -> float:
-        """Record a failed generation, which ran for `lasted_s`, and return the delay before the next one in seconds."""
+        """Record that a generation failed after `lasted_s` seconds. Return the delay in seconds before the next one."""
         if terms.max_restarts is not None:
             recent = [at for at in self.failed_at if now - at < terms.restart_window_s]
             self.failed_at = (*recent, now)[-terms.max_restarts - 1 :]
@@ -131,7 +131,7 @@ class PeerLimits:
     """Limits on the resources of a single peer."""
 
     open: int = 4096  # concurrent calls and streams
-    reads: int = 2  # concurrent expensive answers; further requests wait
+    reads: int = 2  # concurrent expensive reads; further requests wait
     jobs: Rate = Rate(1, 200)
     runs: Rate = Rate(2, 800)
     replica_ids: Rate = Rate(50, 5_000)
@@ -239,7 +239,7 @@ class PeerTable:
                 self._next_sweep_at = now + SWEEP_EVERY_S
                 self._peers = {name: peer for name, peer in self._peers.items() if not peer.is_idle(now)}
             if len(self._peers) >= self._max_peers:
-                raise LimitReached(f"{self._max_peers} peers hold something here already; try again later")
+                raise LimitReached(f"{self._max_peers} peers are active already; try again later")
             peer = self._peers[name] = Peer(name, self.limits)
         return peer
 

@@ -291,7 +291,7 @@ def _is_suspectable(sample: ProgressSample, least: Order | None) -> bool:
 def _least(ranks: list[RankView], shared: frozenset[str], *, are_behind: bool) -> list[RankView]:
     """Return the least advanced of `ranks`, which are all at the same step, by their `shared` phases.
 
-    `are_behind` means that all of `ranks` are behind some other rank. If not, return only ranks behind one of `ranks`.
+    `are_behind` means that all of `ranks` are behind some other rank. If not, return only ranks behind another of them.
     """
     places = group_ranks(lambda rank: _phases_of(rank.sample, shared), ranks)  # many ranks share few places
     heads = [party[0].sample for party in places]
@@ -314,7 +314,7 @@ def _level(sample: ProgressSample) -> tuple[Order, bool, int]:
 
 
 def shared_phases(samples: Iterable[ProgressSample]) -> frozenset[str]:
-    """Return the phases that at least two ranks have entered in their current step. Others cannot be compared."""
+    """Return the phases that at least two ranks have entered in their current step. Other phases cannot be compared."""
     once: set[str] = set()
     twice: set[str] = set()
     for sample in samples:

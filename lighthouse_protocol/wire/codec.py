@@ -122,7 +122,7 @@ class Oneof:
     def write(self, value: Any) -> dict[str, Any]:
         """Return `value` as keyword arguments of the enclosing message."""
         cls = type(value)
-        if cls not in self._writers:  # a subclass, as of a refusal
+        if cls not in self._writers:  # a subclass, for example of LighthouseError
             cls = next(base for base in cls.__mro__ if base in self._writers)
         field, write = self._writers[cls]
         return {field: write(value)}

@@ -62,7 +62,7 @@ def _given(message: Any, *names: str) -> dict[str, Any]:
 
 
 def distrust_from_native(message: lighthouse_pb2.QuorumMember | manager_pb2.ManagerQuorumRequest) -> Distrust | None:
-    """Convert the optional field `distrust`, if it is present. Raise InvalidRequest if it is invalid."""
+    """Convert the optional field `distrust`. Return None if it is absent. Raise InvalidRequest if it is invalid."""
     return DISTRUST.read(message.distrust) if message.HasField("distrust") else None
 
 
@@ -114,7 +114,7 @@ def _ours(member: lighthouse_pb2.QuorumMember) -> dict[str, Any]:
 
 
 def _extras(member: Any, raw: bytes) -> bytes:
-    """Return, serialised, those fields of a member that the native form lacks. `raw` is the serialised member."""
+    """Serialise the fields of a member that the native form lacks. `raw` is the serialised member."""
     native = member if isinstance(member, lighthouse_pb2.QuorumMember) else lighthouse_pb2.QuorumMember.FromString(raw)
     if not len(UnknownFieldSet(native)):
         return b""

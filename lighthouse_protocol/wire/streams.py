@@ -91,7 +91,7 @@ def _inflate(message: Any) -> None:
 
 
 def _write_heartbeat(heartbeat: Heartbeat) -> lighthouse_pb2.Heartbeat:
-    """Write a heartbeat. If its progress exceeds MAX_PROGRESS_BYTES, drop the ranks' times, or all of it if needed."""
+    """Write a heartbeat. If its progress exceeds MAX_PROGRESS_BYTES, drop the ranks' times, or if needed all of it."""
     message = _HEARTBEAT.write(heartbeat)
     if heartbeat.progress is not None and message.progress.ByteSize() > MAX_PROGRESS_BYTES:
         for rank in message.progress.ranks:

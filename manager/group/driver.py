@@ -241,7 +241,7 @@ class GroupProgressDriver:
 
 
 def _is_within_group(sample: ProgressSample) -> bool:
-    """Return True if the rank has no Agent, or if its most recent collective stays within its group."""
+    """Return whether the rank has no Agent, or its most recent collective stays within its group."""
     return bool(sample.at) or (sample.collective is not None and sample.collective.within_group)
 
 
@@ -254,7 +254,7 @@ class LighthousePort(Protocol):
 
     @property
     def error(self) -> str:
-        """Why the lighthouse is unreachable or refuses the group, or an empty string if there is no problem."""
+        """Reason why the lighthouse is unreachable or refuses the group, or an empty string if there is no problem."""
         ...
 
     def send(self, message: ToLighthouse) -> None:
@@ -434,8 +434,8 @@ class GroupDriver:
     def check_peer(self, group_rank: int, quorum_id: int, proof: str) -> None:
         """Check that a caller may receive the address at which a rank serves its state.
 
-        Raise NotPermitted if the group's ranks are Agents and `proof` does not prove that the caller belongs to the
-        same quorum.
+        Raise NotPermitted if the group's ranks are Agents and `proof` does not prove that the caller is a member of
+        quorum `quorum_id`.
         """
         secret = self.machine.secret_of(quorum_id)
         if self.machine.is_proof_required and not is_proven(proof, secret, ADDRESS_WORD, quorum_id, group_rank):
@@ -472,7 +472,7 @@ class GroupDriver:
         return number
 
     def receive(self, number: int, message: FromRank | None) -> None:
-        """Handle a message on a watch, or None for an unknown type. Any message shows that the rank is alive."""
+        """Handle a message on a watch, or None for an unknown type of message. Either shows that the rank is alive."""
         watch = self._watches.get(number)
         if watch is None:
             return
@@ -555,7 +555,7 @@ class GroupDriver:
         self._link.send(self._preemption)
 
     def set_preemption(self, notice: PreemptionNotice | None, *, should_save: bool) -> None:
-        """Send a notice, or its withdrawal (None), to the connected ranks and to those that connect later."""
+        """Send a notice, or None for its withdrawal, to the connected ranks and to ranks that connect later."""
         self._notices.set_preemption(PreemptionChanged(notice, should_save))
 
     def close(self, reason: str) -> None:
@@ -722,5 +722,5 @@ def _log_pushed(message: ToRank, watches: tuple[int, ...]) -> None:
 
 
 def _answer_within_s(time_left_s: float) -> float:
-    """Return the seconds in which to answer, so that the answer arrives before the deadline in `time_left_s`."""
+    """Return within how many seconds to answer, so that the answer arrives before the deadline in `time_left_s`."""
     return time_left_s - answer_margin_s(time_left_s) / 2

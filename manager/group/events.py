@@ -39,7 +39,7 @@ class QuorumRequest:
 
     @property
     def holds(self) -> Tag:
-        """Return the tag (step and quorum id) of the state that the rank holds."""
+        """Tag (step and quorum id) of the state that the rank holds."""
         return self.catch_up.held or Tag(self.step, self.tag_quorum_id)
 
 
@@ -59,7 +59,7 @@ class PendingVote:
 
     @property
     def is_bound(self) -> bool:
-        """Return whether the vote names its quorum. A bound yes counts even after its call has ended."""
+        """True if the vote names its quorum. A bound yes counts even after its call has ended."""
         return self.quorum_id is not None
 
 
@@ -80,7 +80,7 @@ class WatchOpened:
 
 @dataclass(frozen=True, slots=True)
 class WatchEnded:
-    """The watch's stream has closed, or its process has exited."""
+    """The stream of a watch has closed, or the rank's process has exited."""
 
     watch: int
 
@@ -215,13 +215,13 @@ class RankGivenUp:
 
     @property
     def is_expected(self) -> bool:
-        """Return True if the loss is not a failure: the rank exited normally, or is being restarted."""
+        """True if the loss is not a failure: the rank exited normally, or is being restarted."""
         return self.has_left or self.is_started
 
 
 @dataclass(frozen=True, slots=True)
 class GroupGivenUp:
-    """Report that the group does not fit its peers, for example in its model, which a restart would not fix."""
+    """Report that the group cannot train with its peers, for example because its model differs. No restart helps."""
 
     reason: str
 
@@ -252,7 +252,7 @@ class SilenceChanged:
 
 @dataclass(frozen=True, slots=True)
 class Killed:
-    """Make the ranks exit, because the group was killed."""
+    """Make the ranks exit, because an operator has killed the group or some of its ranks have stalled."""
 
     reason: str
     behind: Set[int] = NO_RANKS  # stalled ranks that caused the kill; empty if an operator requested it

@@ -41,7 +41,8 @@ class UnreachableLog:
     """Limits how often an unreachable lighthouse is logged.
 
     Each new reason is logged immediately. Known reasons are logged again after REMIND_S, then at intervals that double
-    up to MAX_REMIND_S. Several lighthouses may give different reasons in turn, and a reason may contain its duration.
+    up to MAX_REMIND_S. Several lighthouses may give different reasons in turn. Reasons that differ only in a duration
+    count as one.
     """
 
     def __init__(self) -> None:
@@ -76,10 +77,10 @@ class _Connection:
         self.client = client
         self.session = client.session()
         self.successor: asyncio.Future[AsyncLighthouseClient] = asyncio.get_running_loop().create_future()
-        """Completes with the client of the connection to which the session moves."""
+        """Future that completes with the client of the connection to which the session moves."""
 
         self.over = asyncio.create_task(self._read(on_message))
-        """Completes at the end of the session, with the error or None."""
+        """Task that completes at the end of the session, with the error or None."""
 
     async def _read(self, on_message: "Callable[[_Connection, ToManager], None]") -> LighthouseError | None:
         try:
@@ -104,7 +105,7 @@ class LighthouseLink:
         self.error = "not connected yet"
         self._connect = connect
         self._connection: _Connection | None = None
-        self._abandoned: set[_Connection] = set()  # their sessions have moved; closed at the next welcome
+        self._abandoned: set[_Connection] = set()  # connections whose sessions have moved; closed at the next welcome
         self._closing: set[_Connection] = set()
         self._second: asyncio.Task[None] | None = None
         self._was_reachable: bool | None = None
@@ -119,7 +120,7 @@ class LighthouseLink:
 
     @property
     def is_reachable(self) -> bool:
-        """Return whether the lighthouse answers. It may refuse the group, in which case `error` has the reason."""
+        """True if the lighthouse answers. It may still refuse the group, in which case `error` has the reason."""
         return self._was_reachable is True
 
     async def run(

@@ -49,7 +49,7 @@ class GroupMachine:
     Args:
         me: This group as a participant. Each join sets the fields that change.
         manager_incarnation: Identifier of this manager process. It becomes part of the group's incarnation.
-        encode_handles: Encodes the handles of torchft's ranks, which are relayed to the peers.
+        encode_handles: Function that encodes the handles of torchft's ranks, which are relayed to the peers.
         rank_timeout_s: See RankPresence.
         progress: See SessionMachine.
         secret: See SessionMachine.
@@ -77,7 +77,7 @@ class GroupMachine:
         self._unopened: session.JoinAccepted | None = None  # quorum received, but not yet passed on to the ranks
         self._secrets: dict[int, str] = {}  # secrets of the last quorums, by quorum_id
         self._draining = ""  # reason of the drain
-        self._is_drain_revocable = True  # each request so far to drain was revocable
+        self._is_drain_revocable = True  # all requests to drain have been revocable so far
         self._why_over = ""  # why the lighthouse does not admit the group again
         self._has_left = self._has_ended = False
         self._session_end = ""  # how the session ended after the group left
@@ -93,7 +93,7 @@ class GroupMachine:
         return f"{self._manager_incarnation}.{self.group.incarnation}"
 
     def group_report(self) -> session.GroupReport:
-        """Return the group's report for heartbeats. Return the same object until its content changes."""
+        """Return the group's report for heartbeats. It is the same object until its content changes."""
         standing = self.group.standing
         held = standing and (standing.quorum.quorum_id, standing.mode, standing.granted, standing.wants_next)
         down, missing = self.watches.absence()
@@ -138,7 +138,7 @@ class GroupMachine:
 
     @property
     def is_proof_required(self) -> bool:
-        """Return whether a caller must prove that it is a member of the quorum before it learns a rank's address.
+        """True if a caller must prove that it is a member of the quorum before it receives a rank's address.
 
         This applies if all ranks are Agents, because clients of the bare RPCs have no quorum secret.
         """
@@ -424,7 +424,7 @@ class GroupMachine:
     def _handle_loss(self, group_rank: int, now: float, successor: str = "") -> None:
         """Refuse a lost process's request, discard the step unless the rank has voted on it, and end the quorum.
 
-        `successor` is the incarnation of a process that has taken its place. That process's own request stays.
+        `successor` is the incarnation of the process that has taken its place, if any, and whose own request stays.
         """
         waiting = self.group.ranks[group_rank].pending
         reason = f"rank {group_rank} has restarted" if successor else self.watches.loss_of(group_rank).reason
@@ -466,7 +466,7 @@ class GroupMachine:
         self.group.refuse(request.call, error)
 
     def _end_call(self, call: int, error: LighthouseError | None) -> None:
-        """Drop the request or the unbound vote of a call that has ended.
+        """Drop the request or vote of a call that has ended, except a vote that names its quorum.
 
         `error` is set if the call reached its deadline. If that withdraws a join, refuse the other ranks' requests with
         the same error.

@@ -41,17 +41,17 @@ class RankPresence:
 
     @property
     def is_complete(self) -> bool:
-        """Return whether every rank has an open watch."""
+        """True if every rank has an open watch."""
         return all(rank.watch is not None for rank in self._group.ranks)
 
     @property
     def are_agents(self) -> bool:
-        """Return whether every rank has or had a watch."""
+        """True if every rank has or had a watch, as only Agents do."""
         return all(rank.process is not None for rank in self._group.ranks)
 
     @property
     def has_ranks(self) -> bool:
-        """Return whether any rank is present, with or without a watch."""
+        """True if any rank is present, with or without a watch."""
         return any(rank.watch is not None or rank.has_asked for rank in self._group.ranks)
 
     @property
@@ -100,7 +100,7 @@ class RankPresence:
         return watch is not None and watch.rank_incarnation == rank_incarnation
 
     def has_closed_watch(self, group_rank: int, rank_incarnation: str) -> bool:
-        """Return whether this process of the rank counts as lost. It then returns only with another watch."""
+        """Return whether this process of the rank has lost its watch. It counts as lost until it opens another one."""
         rank = self._group.ranks[group_rank]
         return rank.loss is not None and bool(rank_incarnation) and rank_incarnation == rank.process
 
@@ -165,7 +165,7 @@ class RankPresence:
         return watch.group_rank
 
     def record_rank_failure(self, group_rank: int, rank_incarnation: str, reason: str, now: float) -> bool:
-        """Mark a rank as lost because its process reports a failure. If it has no open watch, only return False."""
+        """Mark a rank as lost because its process reports a failure. Return False if this process has no open watch."""
         if not self.is_watched(group_rank, rank_incarnation):
             return False
         self._mark_lost(self._group.ranks[group_rank], f"rank {group_rank} has failed: {reason}", now)

@@ -24,7 +24,7 @@ GRANTING = (HoldState.STANDING, HoldState.RECALLED, HoldState.RESUMED)
 
 @dataclass(eq=False, slots=True)
 class OpenWatch:
-    """A watch that is open, and whether the process that opened it is about to exit."""
+    """A stream that a rank's process keeps open to this manager, and the progress of the process's normal exit."""
 
     number: int
     group_rank: int
@@ -37,7 +37,7 @@ class OpenWatch:
     """Other ranks in the group that may still read this process's data. It does not exit before this set is empty."""
 
     is_released: bool = False
-    """True if the process was sent `Released`, which allows it to exit."""
+    """True if the manager has sent `Released` to the process, which may then exit."""
 
 
 @dataclass(slots=True)
@@ -69,7 +69,7 @@ class PendingRequest:
 
     is_gathering: bool
     """True if the request is waiting for the group's other ranks or for the answer to their join. False if it is
-    waiting for the next event after which the manager decides on it again."""
+    waiting for the lighthouse's next message or the group's next vote, after which the manager decides on it again."""
 
     number: int
     """Position in the order of arrival."""
@@ -90,7 +90,7 @@ class Rank:
     """Rank incarnation of the last watch. Kept after the watch has closed, because the process may be reconnecting."""
 
     has_asked: bool = False
-    """True if the rank has requested a quorum since its last loss. A rank without a watch is then present."""
+    """True if the rank has requested a quorum since its last loss. It then counts as present even without a watch."""
 
     heard_at: float = 0.0
     """When the rank last had a call in progress. Used for the rank timeout of ranks without a watch."""
@@ -101,10 +101,10 @@ class Rank:
     # -- heals
 
     heals: tuple[str, HealTotals] | None = None
-    """Rank incarnation of the process that last reported its heals, and its totals."""
+    """Rank incarnation of the process that last reported heal totals, and these totals."""
 
     past_heals: HealTotals = field(default_factory=HealTotals)
-    """Sum of the totals of the rank's earlier processes."""
+    """Heal totals of the rank's earlier processes, summed."""
 
     # -- requests for a quorum
 
@@ -119,7 +119,7 @@ class Rank:
     since then, to which the rank may have healed."""
 
     is_dismissed: bool = False
-    """True if the rank was refused with `Drained`, so it requests no other quorum."""
+    """True if the manager has refused the rank with `Drained`. The rank then requests no other quorum."""
 
     # -- the vote on the current step
 
@@ -130,7 +130,7 @@ class Rank:
     """True if the rank has received the decision on the current step."""
 
     is_without_step: bool = False
-    """True if a request or a no has shown that the rank does not hold the step's result and will not vote yes."""
+    """True if the rank's request or its no vote shows that it lacks the step's result and will not vote yes."""
 
     # -- the standing quorum
 
@@ -171,7 +171,7 @@ class StandingQuorum:
     first step and then joins again."""
 
     wants_next: bool = False
-    """True if the group has finished or failed to catch up, and therefore needs another quorum."""
+    """True if the group has caught up, or has failed to, and therefore needs another quorum."""
 
     knows_lost: bool = False
     """True if the ranks have received the name of the lost group that caused the revoke."""
@@ -198,11 +198,11 @@ class Attempt:
     """True for a commit, False for a discard, None while undecided."""
 
     is_bound: bool = False
-    """True if a vote on the attempt has named its quorum."""
+    """True if a vote on the attempt has named the quorum."""
 
     @property
     def is_inherited(self) -> bool:
-        """Return whether an earlier manager opened the attempt, and may have decided it."""
+        """True if an earlier manager opened the attempt, and may have decided it."""
         return not self.is_opened and self.is_bound and self.decision is None
 
 
@@ -227,7 +227,7 @@ class ReplicaGroup:
         """First step of the last quorum."""
 
         self.had_peers: bool | None = None
-        """True if the last quorum of the same processes had other participants, or None if unknown."""
+        """True if the last quorum of the group's current processes had other participants, or None if unknown."""
 
         self.step = 0
         """Lowest step that the group's state may have: its own at the last join, or one that it has healed to."""
@@ -253,12 +253,12 @@ class ReplicaGroup:
     # -- pending requests
 
     def wait(self, request: QuorumRequest, *, is_gathering: bool) -> None:
-        """Keep a request waiting, for the group's next join if `is_gathering`. Replace the rank's earlier request."""
+        """Store a request that cannot be answered yet, instead of the rank's earlier one. See PendingRequest."""
         number = 1 + max((rank.pending.number for rank in self.ranks if rank.pending is not None), default=0)
         self.ranks[request.group_rank].pending = PendingRequest(request, is_gathering, number)
 
     def pending(self, *, is_gathering: bool) -> list[QuorumRequest]:
-        """Return the waiting requests in order of arrival: those for a join if `is_gathering`, otherwise all others."""
+        """Return the waiting requests with this value of `is_gathering` (see PendingRequest), in order of arrival."""
         found: list[PendingRequest] = []
         for rank in self.ranks:
             if rank.pending is not None and rank.pending.is_gathering is is_gathering:

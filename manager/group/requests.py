@@ -576,7 +576,7 @@ class QuorumRequests:
 
     @property
     def is_catching_up(self) -> bool:
-        """Return whether the group is behind and is healing while the other groups continue to train."""
+        """True if the group is behind and is healing while the other groups continue to train."""
         standing = self._group.standing
         return standing is not None and self._assign(standing, 0, True).catches_up
 

@@ -104,7 +104,7 @@ class SessionMachine:
 
     @property
     def is_joining(self) -> bool:
-        """Return whether a join is waiting for its answer."""
+        """True if a join is waiting for its answer."""
         return self._join is not None
 
     def open_session(self, me: Participant, report: session.GroupReport, now: float) -> list[session.ToLighthouse]:

@@ -41,7 +41,7 @@ _POLL_S = 0.02
 _UNKILLABLE_S = 5.0  # processes that survive SIGKILL for this long are reported and abandoned
 _READ_BYTES = 1 << 16
 _REST_S = 1.0  # time limit for writing the remaining output before the exit
-STOPPED_S = 12.0  # how long a process may be stopped; a manager gives up a rank without a watch about as soon
+STOPPED_S = 12.0  # how long a process may be stopped; a manager gives up a lost rank after about the same time
 
 
 class Guard:
@@ -251,7 +251,7 @@ class Guard:
         self._selector.register(child.output, selectors.EVENT_READ, lambda: self._read_output(child))
 
     def _apply_backpressure(self) -> None:
-        """Stop reading the ranks' output while the guard's own output is blocked. Their writes then block, too."""
+        """Stop reading the ranks' output while the guard's own output is blocked. The ranks' writes then block, too."""
         if self._output.has_data != self._is_writing:
             self._is_writing = self._output.has_data
             if self._is_writing:

@@ -18,10 +18,10 @@ from pathlib import Path
 MARK_VARIABLE = "LIGHTHOUSE_TREE"
 _PR_SET_CHILD_SUBREAPER = 36
 _LIBC = ctypes.CDLL(None)
-# Number of reads, 1 ms apart, while a process is within an exec. A deadline could expire while the host is paused.
+# Maximum number of reads, 1 ms apart, during an exec. A deadline could expire merely because the host was paused.
 EXEC_LOOKS = 100
 EMPTY_LOOKS = 20
-"""Number of consecutive reads of the same empty environment that show that the process was started without one."""
+"""After this number of reads of the same empty environment, the process counts as started without one."""
 
 
 def become_subreaper() -> None:
@@ -41,7 +41,7 @@ def descendants(root: int) -> list[int]:
 
 
 def marked_descendants(root: int, mark: str, session: int = 0) -> list[int]:
-    """Return the pids of the descendants of `root` whose MARK_VARIABLE starts with `mark`, or that are in `session`."""
+    """Return the pids of the descendants of `root` in session `session`, or whose MARK_VARIABLE starts with `mark`."""
     sign = f"{MARK_VARIABLE}={mark}".encode()
     return [pid for pid in descendants(root) if (session and _session(pid) == session) or sign in environment(pid)]
 

@@ -36,7 +36,7 @@ ANSWERS_WITHIN_S = 5.0
 GCP_WAITS_S = 20
 """How long GCP's metadata server keeps a request open until the value changes."""
 GCP_NOTICE_S = 30.0
-"""GCP documents this as the time between `preempted` and the end of the machine."""
+"""Time from `preempted` to the end of the machine, according to GCP's documentation."""
 TOKEN_TTL_S = 6 * 3600
 MAX_LEFT_S = 1e6
 MAX_SLURM_NOTICE_S = 3600.0
@@ -45,7 +45,7 @@ AWS, GCP, AZURE, SLURM, KUBERNETES, FILE, HTTP = "aws", "gcp", "azure", "slurm",
 NAMES = ("auto", AWS, GCP, AZURE, SLURM, KUBERNETES)
 
 OnNotice = Callable[[str, PreemptionNotice | None], object]
-"""Receives the name of a source, and its current notice or None."""
+"""Callback that receives the name of a source, and its current notice or None."""
 
 
 class Source(Protocol):
@@ -56,7 +56,7 @@ class Source(Protocol):
     async def poll(self, http: aiohttp.ClientSession) -> PreemptionNotice | None: ...
 
 
-# RuntimeError: no thread can be started, as at a limit of processes.
+# RuntimeError is raised if no thread can be started, for example at a limit of the number of processes.
 POLL_ERRORS = (aiohttp.ClientError, TimeoutError, OSError, ValueError, OverflowError, RuntimeError)
 
 
@@ -195,7 +195,7 @@ class Azure:
         ends = [_unix_time(each["NotBefore"]) if each.get("NotBefore") else None for each in found]
         if not found:
             return None
-        first = min(range(len(found)), key=lambda place: ends[place] or 0.0)  # without a time: it has started
+        first = min(range(len(found)), key=lambda place: ends[place] or 0.0)  # an event without a time has started
         return PreemptionNotice(AZURE, f"scheduled event {found[first]['EventType']}", self._machine, ends[first])
 
 
@@ -210,7 +210,7 @@ class File:
     """A file whose existence is a notice. It may contain the seconds left when it was written, and a reason."""
 
     def __init__(self, path: Path) -> None:
-        self.name = f"{FILE}={path}"  # there may be several
+        self.name = f"{FILE}={path}"  # includes the path, because there may be several files
         self._path = path
         self._reading: Future[PreemptionNotice | None] | None = None
 

@@ -20,8 +20,8 @@ log = logging.getLogger(__name__)
 class PreemptionWatch:
     """Collects the notices for all hosts of a group. Reports the most urgent one, and drains the group when needed.
 
-    The lighthouse answers each notice with the number of other groups that stay. It handles one notice at a time, so
-    if all groups are preempted at once, the last one saves a checkpoint, and so does each that has not left yet.
+    The lighthouse answers each notice with the number of other groups that stay, and reports when none stays any more.
+    If all groups are preempted at once, each group that has not left by then saves a checkpoint.
     """
 
     def __init__(self, group: GroupDriver, timers: Timers, wall: Callable[[], float] = time.time) -> None:
@@ -58,7 +58,7 @@ class PreemptionWatch:
         if self.notice is None or self.notice.is_advice:
             return 0.0
         left_s = save_left_s(self.notice, self._wall())
-        if self.notice.ends_at_unix_s is None:  # a fixed time from the notice on
+        if self.notice.ends_at_unix_s is None:  # UNKNOWN_LEFT_S, counted from the notice
             left_s -= self._wall() - self._asked_at
         return max(0.0, left_s)
 

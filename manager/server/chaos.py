@@ -28,7 +28,7 @@ class Ranks(Protocol):
     """Interface to the group's supervisor, which sends signals to its ranks."""
 
     def send_signal(self, rank: int | None, number: int, *, is_largest: bool = False) -> None:
-        """Send a signal to all processes of a rank, or of all ranks if None. Raise WrongState if none is running."""
+        """Send a signal to all processes of `rank`, or of all ranks if None. Raise WrongState if none is running."""
         ...
 
 

@@ -265,7 +265,7 @@ _SECRET = re.compile("[A-Za-z0-9_-]{32,128}")
 
 
 class GroupAccess(LocalOperatorAccess):
-    """Decides which callers may act for a group: those with its secret, or all on this host if `secret` is empty."""
+    """Decides which callers may act for a group: callers with its secret or, without a secret, all on this host."""
 
     def __init__(self, secret: str) -> None:
         super().__init__()

@@ -55,9 +55,9 @@ class SupervisorDriver:
                 self.feed(events.EndAsked(1, f"this supervisor was refused by the lighthouse: {error}"))
 
     def handle_manager_exit(self, status: int, grace_s: float) -> None:
-        """Handle the exit of the group's manager. Status 0 means that the group has drained. Others are errors.
+        """Handle the exit of the group's manager. Status 0 means that the group has drained. Any other is an error.
 
-        After a preemption notice, `grace_s` is the time that the ranks have left.
+        After a preemption notice, the ranks have `grace_s` seconds left.
         """
         if status == 0:
             self.feed(events.EndAsked(0, "the group has left its quorum", grace_s=grace_s))

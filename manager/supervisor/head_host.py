@@ -58,7 +58,7 @@ class _Host:
 
     sender: Sender
     heard_at: float  # when its last message arrived
-    kept: tuple[hosts.KeptState, ...] = ()  # by its ranks
+    kept: tuple[hosts.KeptState, ...] = ()  # states that its ranks keep in memory
 
 
 class WorkerHosts:
@@ -72,7 +72,7 @@ class WorkerHosts:
         self._probes: dict[int, asyncio.Future[ProcessSnapshot]] = {}
 
     def send(self, host: int, message: hosts.ToHost) -> None:
-        """Send a message to a host, or drop it if the host is not connected. Its loss is reported separately."""
+        """Send a message to a host, or drop it if the host is not connected. `serve` reports lost hosts."""
         if (connected := self._hosts.get(host)) is not None:
             connected.sender.send(NODE_RESPONSES.write(message))
 
@@ -231,7 +231,7 @@ class SupervisedStore:
             self.start()
 
 
-_PORT_STEP = 100  # from this group's ports to those that an error suggests
+_PORT_STEP = 100  # distance from this group's ports to the free ports that an error message suggests
 
 
 def check_ports(launch: Launch) -> None:

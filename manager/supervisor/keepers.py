@@ -21,7 +21,7 @@ class Keepers:
         self._buffers = {rank: [make_buffer(plan.label(rank)) for _ in range(BUFFERS)] for rank in ranks}
 
     def environment(self, rank: int) -> Mapping[str, str]:
-        """Return the environment variables that name a rank's buffers. Under torchrun, they name those of all ranks."""
+        """Return the environment variables that name a rank's buffers. Under torchrun, name all ranks' buffers."""
         if not self._every:
             return {}
         chosen = self._buffers.values() if self._is_torchrun else [self._buffers[rank]]

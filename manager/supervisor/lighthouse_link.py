@@ -134,7 +134,7 @@ class SupervisorLink:
                 finally:
                     self._stream = None
                     self._report.end_stream(self._clock())
-            # A lighthouse that refuses a hello does serve this job: another one could only name it again.
+            # A lighthouse that refuses a hello serves this job. Any other one would only redirect to it.
             if is_refused or self._search.mark_failed(error or Unreachable("it closed the stream")):
                 await backoff.wait()
 

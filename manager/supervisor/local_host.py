@@ -55,7 +55,7 @@ class _Live:
 
     attempt: int
     incarnation: str
-    process: int | None = None  # the guard's number of the process, or None until it was started
+    process: int | None = None  # the guard's number of the process, or None before the start
     is_halted: bool = False
 
 
@@ -93,7 +93,7 @@ class LocalHost:
         await self._is_idle.wait()
 
     def start(self, ranks: Sequence[int], attempt: int, unit: str) -> None:
-        """Start ranks, after the health check if there is one. `unit` identifies this start on all of the hosts."""
+        """Start ranks, after the health check if there is one. `unit` identifies this start on all hosts."""
         self._is_idle.clear()
         for rank in ranks:
             self._live[rank] = _Live(attempt, f"{self.plan.incarnation}.{unit}")
@@ -232,13 +232,13 @@ class Launch:
 
     @property
     def serves_store(self) -> bool:
-        """Return whether this supervisor runs the store. With --master-addr, only the supervisor of slot 0 does."""
+        """True if this supervisor runs the store. With --master-addr, only the supervisor of slot 0 does."""
         settings = self.settings
         return self.config.store == "auto" and (settings.master_addr is None or settings.slot_offset == 0)
 
     @property
     def size(self) -> int:
-        """Return the number of ranks in the group."""
+        """Number of ranks in the group."""
         if self.torchrun is None:
             return self.settings.layout.world_size
         return self.torchrun.world_size or self.config.group_world_size

@@ -98,7 +98,7 @@ class WorkerHost(HostSupervisor):
         self._halt_and_finish(over, grace_s if self._signals[0] < 3 else 0.0)
 
     def _halt_and_finish(self, over: GroupEnded, grace_s: float) -> None:
-        """Stop this host's ranks, then exit. The first `over` is kept. Later calls can shorten the grace period."""
+        """Stop this host's ranks, then exit as in `over`. Further calls can only shorten the grace period."""
         if self._local is not None:
             self._local.halt(self._local.running, grace_s)
         self._ending = self._ending or asyncio.create_task(self._finish_when_idle(over), name="end")
@@ -161,7 +161,7 @@ class WorkerHost(HostSupervisor):
         self._halt_and_finish(GroupEnded(1, why), settings.termination_grace_s)
 
     async def _serve_stream(self) -> bool:
-        """Open one stream and carry out its orders until it closes. Return whether host 0 answered."""
+        """Open a stream to host 0, and carry out orders until it closes. Return whether host 0 answered."""
         config, settings = self._launch.config, self._launch.settings
         hello = hosts.HostHello(
             config.replica_id,
@@ -202,7 +202,7 @@ class WorkerHost(HostSupervisor):
                 plan = self._launch.plan(self._manager, (address, port))
                 if self._local is None:
                     self._local = LocalHost(plan, self._guard, self._launch.settings, self._link, self._report)
-                self._local.plan = plan  # if host 0 has been started again, its address may be another one
+                self._local.plan = plan  # if host 0 has restarted, its address may have changed
                 self._send_heartbeat(stream)
             case hosts.StartRanks(ranks, attempt, unit):
                 assert self._local is not None

@@ -24,7 +24,7 @@ class Torchrun:
     """The options of a torchrun command line that the supervisor needs."""
 
     max_restarts: str  # must be "0", because only the supervisor restarts ranks
-    world_size: int | None  # None if the options are not numbers, so that it is unknown
+    world_size: int | None  # None if unknown, because the options are not numbers
     master_port: int | None = None  # None if the supervisor chooses it, 0 if torchrun chooses one at each start
 
 
@@ -108,7 +108,7 @@ class LaunchPlan:
     keeps_place: bool = False  # the ranks inherit RANK, WORLD_SIZE etc. from the supervisor's environment
     torchrun: Torchrun | None = None  # set if the command is torchrun, which then runs once per host
     trace_dir: str | None = None
-    # Paths of the files of the user's own PKI, for the ranks.
+    # Environment variables with the paths of the PEM files of the user's own PKI, for the ranks.
     tls_variables: Mapping[str, str] = field(default_factory=dict[str, str])
     # Secrets with which the ranks authenticate to the lighthouse and to the manager. Empty if there is none.
     run_secret: str = field(default="", repr=False)
@@ -116,7 +116,7 @@ class LaunchPlan:
 
     @property
     def name(self) -> str:
-        """Return this supervisor's name in the run."""
+        """Name of this supervisor in the run."""
         return supervisor_name(self.replica_id, self.host, self.layout.hosts)
 
     @property

@@ -153,9 +153,9 @@ class RestartBudget:
 
 
 MAX_KEPT_LOSSES = 1000
-# How long to retry if the name is taken, because the lighthouse may not have noticed that the predecessor has exited.
+# How long to retry if the name is taken. The lighthouse may not have noticed yet that the last supervisor has exited.
 DUPLICATE_TIMEOUT_S = 45.0
-# A message that was sent more than this time before the stream broke has arrived. Dead connections are detected sooner.
+# A message that was sent more than this time before the stream broke has arrived: dead connections are detected sooner.
 DOUBT_S = 60.0
 
 

@@ -150,15 +150,15 @@ def test_the_first_line_that_fits_decides(names: tuple[str, ...], principal: Pri
     ("text", "words"),
     [
         ("no TOML", "is not TOML"),
-        ('a.b = { role = "join" }', "set the name in quotation marks"),
-        ('"a" = { role = "root" }', "has role 'root'; there are join, view, operate"),
-        ('"a" = { role = "join", group = "b" }', "has 'group'; there are role, job and replica_id"),
+        ('a.b = { role = "join" }', "put the name in quotation marks"),
+        ('"a" = { role = "root" }', "has role 'root'; the roles are join, view, operate"),
+        ('"a" = { role = "join", group = "b" }', "has 'group'; only role, job and replica_id are allowed"),
         ('"a" = { role = "join", job = "b c" }', "'b c' has ' '"),
         ('"a{job}.b" = { role = "join" }', "{job} stands for one whole part"),
         ('"{job}.{job}" = { role = "join" }', "has {job} twice"),
         ('"{job}.b" = { role = "join", job = "c" }', "has its job twice"),
-        ('"{role}.b" = { role = "join" }', "there are *, {job} and {replica_id}"),
-        ('"http://a/b" = { role = "join" }', "is no SPIFFE id"),
+        ('"{role}.b" = { role = "join" }', "the only placeholders are *, {job} and {replica_id}"),
+        ('"http://a/b" = { role = "join" }', "is neither a SPIFFE id"),
     ],
 )
 def test_a_line_that_does_not_fit_is_named(text: str, words: str) -> None:

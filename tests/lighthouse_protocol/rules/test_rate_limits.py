@@ -89,7 +89,7 @@ def test_peers_that_hold_nothing_make_room_and_no_others():
     held, used = table.get("held", 0.0), table.get("used", 0.0)
     held.enter()
     used.charge(Resource.JOBS, 0.0)
-    assert refusal(table.get, "new", 0.5) == "2 peers hold something here already; try again later"
+    assert refusal(table.get, "new", 0.5) == "2 peers are active already; try again later"
     assert table.get("used", 0.5) is used
     assert refusal(table.get, "new", 1.4), "they are looked at once a second"
     assert table.get("new", 1.5) is table.get("new", 1.5)
