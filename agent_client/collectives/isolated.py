@@ -157,7 +157,7 @@ class IsolatedGroup:
             raise RuntimeError(f"the child of the process group did not answer within {within_s:g} s; it was killed")
         message = self._channel.recv(MAX_MESSAGE_BYTES) if self._channel.fileno() in ready else b""
         if not message:
-            raise RuntimeError("the child of the process group has ended, or was killed to end what it waited for")
+            raise RuntimeError("the child of the process group has ended, or was killed to abort the group")
         return json.loads(message)
 
 
@@ -178,8 +178,8 @@ def fork_server() -> NoReturn:
     parent = os.pidfd_open(parent_pid)
     if os.getppid() != parent_pid:
         os._exit(1)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel reaps
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # only the parent stops this process
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel reaps the children
     poll = select.poll()
     poll.register(orders, select.POLLIN)
     poll.register(parent, select.POLLIN)

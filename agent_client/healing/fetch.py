@@ -76,7 +76,7 @@ log = logging.getLogger(__name__)
 
 
 WAIT_SHARE = 0.9
-"""Share of the time limit for which a source may wait until it has the state. The rest is for its refusal to arrive."""
+"""Share of the time limit for which a source may wait until it has the state. The rest is left for its response."""
 
 
 class Requests:
@@ -579,7 +579,7 @@ class _Transfer:
                 self._report()
 
     def _awaited_place(self, source: str, piece: int) -> memoryview:
-        """Return the place of the next piece from this source. Raise ConnectionError if it is not `piece` any more."""
+        """Return the memory for `piece`. Raise ConnectionError if `source` is no longer expected to send it next."""
         with self._changed:
             if self._is_ended or self._plan.next_piece(source) != piece:
                 raise ConnectionError("it was cut off")

@@ -210,7 +210,7 @@ def constant_batch(agent: LoneAgent) -> object:
     [
         (lambda agent: local_sgd(agent, sync_every=0), "must be at least 1, not 0 and 2"),
         (lambda agent: local_sgd(agent, attempts=0), "must be at least 1, not 3 and 0"),
-        (lambda agent: (local_sgd(agent), local_sgd(agent)), "one LocalSGD or DiLoCo an agent"),
+        (lambda agent: (local_sgd(agent), local_sgd(agent)), "one LocalSGD or DiLoCo per Agent"),
         (constant_batch, "constant_batch"),
         (foreign_parameter, "not the model's"),
     ],
