@@ -35,9 +35,9 @@ from agent_client.collectives.nccl import NcclConnector
 from lighthouse_runtime.process.children import die_with_parent
 
 START_TIMEOUT_S = 120.0
-"""Time limit for the start of the fork server, which imports torch."""
+"""Time limit in seconds for the start of the fork server, which imports torch."""
 SLACK_S = 5.0
-"""Time in seconds that a child has to answer after the timeout of its collective. It is killed after that."""
+"""Time in seconds for a child to report that its collective has timed out. The child is then killed."""
 _LEAST_BYTES = 2**20
 MAX_MESSAGE_BYTES = 65536
 MAX_POLL_MS = 2**31 - 1

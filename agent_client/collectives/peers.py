@@ -34,7 +34,7 @@ ProcessGroupName = Literal["gloo", "nccl", "isolated", "isolated:nccl"]
 PROCESS_GROUPS: tuple[str, ...] = get_args(ProcessGroupName)
 STORE_PREFIX = "lighthouse"
 CONNECT_PARTS = 3
-"""Connecting has up to three parts, each limited by `connect_timeout_s`: store, group, and NCCL's first collective.
+"""Number of stages of connecting, each limited by `connect_timeout_s`: store, group, and NCCL's first collective.
 Connecting a gloo group may take five times that limit."""
 
 

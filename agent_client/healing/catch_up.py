@@ -52,7 +52,7 @@ class StepCounts:
 
 class ScheduleReplay:
     def __init__(self, others: dict[str, Stateful]) -> None:
-        """Raise ConfigurationError if one of `others` is neither `Replayable` nor a scheduler that counts its steps."""
+        """Raise ConfigurationError if any of `others` is neither `Replayable` nor a scheduler that counts its steps."""
         self._others = others
         self._optimizer: Optimizer | None = None
         self.saved: dict[str, Any] = {}

@@ -192,9 +192,9 @@ REPORT_BYTES = 2**19
 """Maximum number of bytes from one source between two reports of progress."""
 
 FindAddress = Callable[[], str]
-"""Looks up the address of a source, http://host:port."""
+"""Function that looks up the address of a source, http://host:port."""
 OnBytes = Callable[[str, int, int], None]
-"""Called with the name of the lead, the number of received bytes, and the total. Calls do not overlap."""
+"""Callback that receives the name of the lead, the number of received bytes, and the total. Calls do not overlap."""
 
 
 @dataclass(eq=False)

@@ -38,7 +38,7 @@ log = logging.getLogger(__name__)
 Sum = Callable[[torch.Tensor], torch.Tensor]
 
 FINISH_TIMEOUT_S = 60.0
-"""Time in seconds that a rank waits before its vote for a copy, which may hang with its GPU."""
+"""Time limit in seconds for the wait for a copy before a vote. A copy may hang with its GPU."""
 CLOSE_TIMEOUT_S = 5.0
 
 

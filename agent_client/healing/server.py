@@ -312,7 +312,7 @@ class StateServer:
                 self._withdrawn = None
 
     def keep(self, key: StateKey, state: State, targets: frozenset[str], until: float, secret: str = "") -> None:
-        """Serve a copy of a state as well, until each target has read it once or `drop_kept` drops it.
+        """Also serve a copy of a state, until each target has read it once or `drop_kept` drops it.
 
         Args:
             key: Key under which readers request the copy.

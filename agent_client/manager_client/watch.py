@@ -88,7 +88,7 @@ class RankWatch:
         self._group_rank = group_rank
         self._rank_incarnation = rank_incarnation
         self._votes: dict[int, Future[Decision]] = {}
-        """Votes without an answer, by number."""
+        """Futures of the unanswered votes, by vote number."""
         self._numbers = itertools.count(1)
         self._on_revoked = on_revoked
         self._on_group_lost = on_group_lost

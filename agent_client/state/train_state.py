@@ -144,7 +144,7 @@ class TrainState:
         return self._moving["others"]  # type: ignore[return-value]
 
     def replace_others_begun(self, states: dict[str, State]) -> None:
-        """Replace begin_step()'s copies of the additional entries with `states`, which lack the script's changes."""
+        """Replace the copies of the additional entries that `begin_step` has made with copies of `states`."""
         self._moving["others"] = snapshot(states)
 
     def in_place(self) -> dict[str, State]:

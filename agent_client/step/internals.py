@@ -101,7 +101,7 @@ class Internals:
         self.ranks = place.group_world_size
         self.machine = machine = StepMachine(world_size=config.counting, is_alone=place.group_world_size == 1)
         self.catch_up: CatchUpDriver | None = None
-        """Set only with `heal_mode="catch_up"`."""
+        """None unless `heal_mode` is "catch_up"."""
         if config.heal_mode == "catch_up":
             self.catch_up = CatchUpDriver(
                 state, machine, lambda assignment: self.healing.fetch_in_background(assignment)
@@ -136,7 +136,7 @@ class Internals:
         )
         self.thread = BackgroundThread(f"lighthouse agent {place.group_rank}")
         self.keeper: Keeper | None = None
-        """Set if this rank's supervisor keeps its state."""
+        """None unless this rank's supervisor keeps copies of its state."""
         self.applying = Applying()
         self.optimizer_watch = OptimizerWatch(state, self.applying)
         self.data_uses = DataUses()
@@ -204,7 +204,7 @@ class Internals:
         self.parts = [*(each for each in self.parts if uncompiled(each.module) is not module), part]
 
     def request_late(self) -> None:
-        """Request each quorum only when its step begins, for steps that are long, as with LocalSGD."""
+        """Request each quorum only when its step begins. This suits long steps, as with LocalSGD."""
         self.manager.asks_ahead = False
         self.runner.requests_late = True
 

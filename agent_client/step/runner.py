@@ -68,7 +68,7 @@ class StepRunner:
         machine, manager, config = self.machine, self.manager, self.config
         self.last: Assignment | None = None
         self.samples: Callable[[], torch.Tensor] | None = None
-        """Returns the sample indices of this rank's last batch. None if no StepSampler has drawn the batch."""
+        """Function that returns the sample indices of this rank's last batch. None if no StepSampler has drawn it."""
         self.requests_late = False
         """True if a step's quorum is requested when the step begins, instead of with the vote on the previous step. A
         group that heals in such a step contributes zeros, because it has computed nothing for the step."""

@@ -224,9 +224,9 @@ class CheckpointFolder:
     # -- called by all ranks together, before the first step or at the first save
 
     def _prepare(self) -> dict[Tag, Path]:
-        """Find out which ranks share the folder, remove incomplete saves by earlier processes, and return the others.
+        """Find out which ranks share the folder, remove incomplete saves of earlier processes, and return the rest.
 
-        The other checkpoints are foreign until `resume` succeeds, because a script may continue after its error.
+        These checkpoints are foreign until `resume` succeeds, because a script may continue after its error.
         """
         self.wait()
         nonce = self._sum([secrets.randbits(48) if self._rank == 0 else 0])[0]

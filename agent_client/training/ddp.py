@@ -149,7 +149,7 @@ class Salvage:
 
     agent: Agent
     parameters: list[torch.nn.Parameter] = field(default_factory=list[torch.nn.Parameter])
-    """Parameters in the order of the map of used parameters."""
+    """Parameters in the order of torch's map of used parameters."""
     _buckets: list[_Kept] = field(default_factory=list[_Kept])
     _used: tuple[Tensor, str] | None = None
     _is_logged: bool = False

@@ -28,7 +28,7 @@ log = logging.getLogger(__name__)
 Values: TypeAlias = dict[str, Any]
 Send: TypeAlias = Callable[[Values], object]
 STUCK_AFTER_S = 60.0
-"""Time in seconds by which a push must be overdue before the previous push, which is still running, is logged."""
+"""Time in seconds for which a running push may delay the next one before this is logged."""
 
 
 def push_progress(agent: "Agent", to: str | Send, *, every_s: float = 30.0, steps: int | None = None) -> None:

@@ -105,7 +105,7 @@ class Reconnect:
         return is_news
 
     def refuse(self, now: float, jitter: float) -> bool:
-        """Record that another process has the slot. Return whether no stream has been refused for this reason yet."""
+        """Record that another process has the slot. Return True only for the first such refusal, to log it once."""
         self._close(now, jitter)
         return self._refused_since == now
 

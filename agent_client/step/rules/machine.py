@@ -114,7 +114,7 @@ class StepMachine:
 
     @property
     def is_salvageable(self) -> bool:
-        """True if the step's gradients were computed with the state that this rank holds, and may be reduced again."""
+        """True if this step's gradients were computed with this rank's current state, so they may be reduced again."""
         return not self.has_erred and not self.must_install and self.tag == self._began_with
 
     def ask(self, *, heals_first: bool = False) -> None:

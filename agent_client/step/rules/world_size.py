@@ -59,7 +59,7 @@ class Share:
 class WorldSize:
     mode: WorldSizeMode = WorldSizeMode.DYNAMIC
     size: int = 0
-    """At least 1. Not used in DYNAMIC mode."""
+    """Value of the option `world_size`, at least 1. Not used in DYNAMIC mode."""
 
     def share(self, assignment: Assignment | None, counts: Sequence[int] = ()) -> Share:
         """Return this group's share of the step. Without a quorum, the group does not count.
@@ -135,7 +135,7 @@ def decide_shares(before: tuple[int, ...], times_us: Sequence[int], total: int) 
 
 
 def slot_among_all(assignment: Assignment | None, group_rank: int, group_world_size: int) -> tuple[int, int]:
-    """Return (index, count) of a rank among all ranks in the quorum, or of its group if there is no quorum."""
+    """Return (index, count) of a rank among all ranks in the quorum, or in its group if there is no quorum."""
     if assignment is None:
         return group_rank, group_world_size
     place = assignment.replica_rank * group_world_size + group_rank
