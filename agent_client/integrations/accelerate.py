@@ -98,7 +98,7 @@ class FaultTolerantAccelerator(Accelerator):
         [model], [inner] = models, optimizers
         schedulers = [each for each in args if isinstance(each, LRScheduler)]
         if any(isinstance(each, ReduceLROnPlateau) for each in schedulers):
-            raise ConfigurationError("ReduceLROnPlateau needs a metric, which differs between groups; use another one")
+            raise ConfigurationError("ReduceLROnPlateau needs a metric, which differs by group; use another scheduler")
         prepared = self.prepare_model(model, evaluation_mode=True)
         state = TrainState(model, inner, **train_state_entries(self.scaler, schedulers))
         self.agent = agent = Agent.from_env(state=state, **self._agent_options)
