@@ -174,7 +174,7 @@ class Work(Protocol):
 
 @dataclass(slots=True, eq=False)
 class TorchCollective:
-    """A collective that a torch module runs inside the group. Its completion is polled, because torch reports none."""
+    """A collective that a torch module runs inside the group. The Agent polls for its end: torch reports none."""
 
     entry: Entry
     operation: str

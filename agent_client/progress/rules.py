@@ -252,7 +252,7 @@ class Number(NamedTuple):
 
 
 class CollectiveIds:
-    """Numbers collectives. number_of() is thread-safe. Call the other methods from one thread at a time."""
+    """Assigns numbers to collectives. number_of() is thread-safe. Call the other methods from one thread at a time."""
 
     def __init__(self) -> None:
         self._last = Entry(0)
