@@ -95,7 +95,7 @@ def store_connections(before: Inodes, port: int) -> Connections:
 
 
 End = tuple[int, str, int]
-"""Family, host and port."""
+"""Address of one end of a connection: family, host and port."""
 
 
 def _duplicate_new_sockets(before: Inodes, is_wanted: Callable[[End, End], bool]) -> list[socket.socket]:
@@ -110,7 +110,7 @@ def _duplicate_new_sockets(before: Inodes, is_wanted: Callable[[End, End], bool]
             continue
         try:
             duplicate = socket.socket(fileno=copied)
-        except OSError:  # something else has been opened under this number since
+        except OSError:  # the number has been reused for another file
             os.close(copied)
             continue
         family = duplicate.family
@@ -141,7 +141,7 @@ SLICE_S = 0.05
 SPINS_S = 5.0
 FIRST_PAUSE_S = 0.02
 MAX_PAUSE_S = 1.0
-_GIVEN_UP = "the process group was aborted, and gloo did not end what was under way in it"
+_GIVEN_UP = "the process group was aborted, and gloo did not complete its operations"
 LET_GO_WITHIN_S = 1.0
 THREADS = {"pt_gloo_runloop", "gloo_tcp_loop"}
 

@@ -114,7 +114,7 @@ class InterruptibleGroup(ProcessGroup):
 
 
 class InterruptibleWork(Work):
-    """torch's Work of a gloo collective, with waits that end when the group is aborted."""
+    """Wraps torch's Work of a gloo collective. Its waits end when the group is aborted."""
 
     def __init__(
         self, work: Any, backend: ProcessGroupGloo, connections: Connections, waiter: "Waiter", *, is_sliced: bool

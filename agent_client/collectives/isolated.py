@@ -35,9 +35,9 @@ from agent_client.collectives.nccl import NcclConnector
 from lighthouse_runtime.process.children import die_with_parent
 
 START_TIMEOUT_S = 120.0
-"""Time limit for the start of the fork server, which imports torch."""
+"""Time limit in seconds for the start of the fork server, which imports torch."""
 SLACK_S = 5.0
-"""Time in seconds that a child has to answer after the timeout of its collective. It is killed after that."""
+"""Time in seconds for a child to report that its collective has timed out. The child is then killed."""
 _LEAST_BYTES = 2**20
 MAX_MESSAGE_BYTES = 65536
 MAX_POLL_MS = 2**31 - 1
@@ -157,7 +157,7 @@ class IsolatedGroup:
             raise RuntimeError(f"the child of the process group did not answer within {within_s:g} s; it was killed")
         message = self._channel.recv(MAX_MESSAGE_BYTES) if self._channel.fileno() in ready else b""
         if not message:
-            raise RuntimeError("the child of the process group has ended, or was killed to end what it waited for")
+            raise RuntimeError("the child of the process group has ended, or was killed to abort the group")
         return json.loads(message)
 
 
@@ -178,8 +178,8 @@ def fork_server() -> NoReturn:
     parent = os.pidfd_open(parent_pid)
     if os.getppid() != parent_pid:
         os._exit(1)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel reaps
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # only the parent stops this process
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel reaps the children
     poll = select.poll()
     poll.register(orders, select.POLLIN)
     poll.register(parent, select.POLLIN)

@@ -34,7 +34,7 @@ ProcessGroupName = Literal["gloo", "nccl", "isolated", "isolated:nccl"]
 PROCESS_GROUPS: tuple[str, ...] = get_args(ProcessGroupName)
 STORE_PREFIX = "lighthouse"
 CONNECT_PARTS = 3
-"""Connecting has up to three parts, each limited by `connect_timeout_s`: store, group, and NCCL's first collective.
+"""Number of stages of connecting, each limited by `connect_timeout_s`: store, group, and NCCL's first collective.
 Connecting a gloo group may take five times that limit."""
 
 
@@ -127,7 +127,7 @@ class Peers:
             group.all_reduce(tensor, timeout_s)
 
     def exchange(self, words: Sequence[int], timeout_s: float) -> list[tuple[int, ...]]:
-        """Send `words` to all participants. Return the words of each, by replica_rank. All must be equally long."""
+        """Send `words` to all participants, which must send equally many. Return the words of each, by replica_rank."""
         row = torch.tensor(words, dtype=torch.int64)
         group = self._connected.result() if self._quorum_id is not None else None
         if isinstance(group, GlooGroup):

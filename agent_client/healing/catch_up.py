@@ -52,7 +52,7 @@ class StepCounts:
 
 class ScheduleReplay:
     def __init__(self, others: dict[str, Stateful]) -> None:
-        """Raise ConfigurationError if one of `others` is neither `Replayable` nor a scheduler that counts its steps."""
+        """Raise ConfigurationError if any of `others` is neither `Replayable` nor a scheduler that counts its steps."""
         self._others = others
         self._optimizer: Optimizer | None = None
         self.saved: dict[str, Any] = {}
@@ -210,7 +210,7 @@ class CatchUpDriver:
             self.machine.record_failure(is_hopeless=True)
 
     def mark_torn(self) -> None:
-        """Record that a committed step has not been applied, or only in part. The state is unusable until a heal."""
+        """Record that a committed step was not, or only partly, applied. The state is unusable until a heal."""
         if self.machine.is_catching_up:
             self._drop_transfer("the state is torn")
             self.machine.mark_torn()
@@ -239,7 +239,7 @@ class CatchUpDriver:
             self._snapshot = None
 
     def _return(self, held: Tag, assignment: Assignment, first: Sequence[_Step]) -> None:
-        """Stop catching up and use the held state. Move the schedulers to where the step in `first`, if any, begins."""
+        """Stop catching up and use the held state. Move the schedulers to the start of the step in `first`, if any."""
         owner = self._owner
         owner.work_at(*held)
         owner.batches_committed = self._batches

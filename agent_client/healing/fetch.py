@@ -76,7 +76,7 @@ log = logging.getLogger(__name__)
 
 
 WAIT_SHARE = 0.9
-"""Share of the time limit for which a source may wait until it has the state. The rest is for its refusal to arrive."""
+"""Share of the time limit for which a source may wait until it has the state. The rest is left for its response."""
 
 
 class Requests:
@@ -192,9 +192,9 @@ REPORT_BYTES = 2**19
 """Maximum number of bytes from one source between two reports of progress."""
 
 FindAddress = Callable[[], str]
-"""Looks up the address of a source, http://host:port."""
+"""Function that looks up the address of a source, http://host:port."""
 OnBytes = Callable[[str, int, int], None]
-"""Called with the name of the lead, the number of received bytes, and the total. Calls do not overlap."""
+"""Callback that receives the name of the lead, the number of received bytes, and the total. Calls do not overlap."""
 
 
 @dataclass(eq=False)
@@ -579,7 +579,7 @@ class _Transfer:
                 self._report()
 
     def _awaited_place(self, source: str, piece: int) -> memoryview:
-        """Return the place of the next piece from this source. Raise ConnectionError if it is not `piece` any more."""
+        """Return the memory for `piece`. Raise ConnectionError if `source` is no longer expected to send it next."""
         with self._changed:
             if self._is_ended or self._plan.next_piece(source) != piece:
                 raise ConnectionError("it was cut off")

@@ -347,7 +347,7 @@ class Healing:
                     raise StateMismatch(f"quorum {tag} has committed it, not {assignment.tag_quorum_id}")
                 self._state.check(train)
             case _:
-                raise StateMismatch("it is not what an Agent serves, or of another quorum's future")
+                raise StateMismatch("it was not sent by an Agent, or a later quorum has committed it")
 
     def _check_layout(self, announced: object) -> None:
         # Called before the first tensor is received, so that the state of a different model fails immediately.

@@ -38,7 +38,7 @@ log = logging.getLogger(__name__)
 Sum = Callable[[torch.Tensor], torch.Tensor]
 
 FINISH_TIMEOUT_S = 60.0
-"""Time in seconds that a rank waits before its vote for a copy, which may hang with its GPU."""
+"""Time limit in seconds for the wait for a copy before a vote. A copy may hang with its GPU."""
 CLOSE_TIMEOUT_S = 5.0
 
 
@@ -51,7 +51,7 @@ class Keeper:
         self._owner = owner
         self._state = state
         self._buffers: list[int] = []
-        """Empty if this rank keeps no states."""
+        """File descriptors of the buffers, or empty if this rank keeps no states."""
         self._lock = threading.Lock()
         self._is_stuck = False
         """True once a copy has taken too long. Its thread may still write a state, but no header."""
@@ -61,7 +61,7 @@ class Keeper:
         self._thread: threading.Thread | None = None
         self._is_awaited = threading.Event()
         self._was_late = False
-        """True if the last copy was not complete before the vote. The next one then takes no rests."""
+        """True if the last copy was not complete before the vote. The next copy is then made without rests."""
         self._reads_in_place = False
         self._problem = ""
         try:
@@ -74,7 +74,7 @@ class Keeper:
     # -- keeping
 
     def keep(self, agent: dict[str, Any]) -> None:
-        """Start copying the state with which every n-th step begins. `agent` is the position in the training."""
+        """At the beginning of every n-th step, start copying the state. `agent` is the position in the training."""
         self.finish()
         tag = Tag(agent["step"], agent["tag_quorum_id"])
         if not tag.step or tag.step % self._every or tag == self._last or tag.quorum_id is None:
@@ -234,7 +234,7 @@ class Keeper:
                     self._state.check(train)
                     return state
                 case _:
-                    raise CorruptState("it is no state of an Agent")
+                    raise CorruptState("it is not the state of an Agent")
         except (CorruptState, StateMismatch, OSError) as error:
             log.warning("the state of step %d that was kept in memory cannot be used: %s", tag.step, error)
             return None

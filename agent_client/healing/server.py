@@ -98,7 +98,7 @@ class Listener(TCPServer):
         Args:
             host: Listen address, or an empty string for all addresses.
             handler: Class that handles a connection.
-            on_cut: Called after a connection was marked with `is_cut`. Must wake its handler if that is waiting.
+            on_cut: Called after a connection was marked with `is_cut`. It must wake the connection's handler.
         """
         self._on_cut = on_cut
         self._connections: dict[DeadlineSocket, threading.Thread] = {}
@@ -312,7 +312,7 @@ class StateServer:
                 self._withdrawn = None
 
     def keep(self, key: StateKey, state: State, targets: frozenset[str], until: float, secret: str = "") -> None:
-        """Serve a copy of a state as well, until each target has read it once or `drop_kept` drops it.
+        """Also serve a copy of a state, until each target has read it once or `drop_kept` drops it.
 
         Args:
             key: Key under which readers request the copy.

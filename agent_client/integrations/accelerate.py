@@ -68,7 +68,7 @@ class FaultTolerantAccelerator(Accelerator):
         self._ddp_options = ddp_options or {}
         self._data_seed = data_seed
         self.drawn: Drawn | None = None
-        """Batch that the loop has received, until the loop calls `accumulate()` for it. None otherwise."""
+        """Batch for which the loop has not called `accumulate()` yet, or None."""
         self._is_last = True
 
     def prepare(self, *args: Any, device_placement: list[bool] | None = None) -> Any:
@@ -98,7 +98,7 @@ class FaultTolerantAccelerator(Accelerator):
         [model], [inner] = models, optimizers
         schedulers = [each for each in args if isinstance(each, LRScheduler)]
         if any(isinstance(each, ReduceLROnPlateau) for each in schedulers):
-            raise ConfigurationError("ReduceLROnPlateau moves by a metric of each group's own; use another scheduler")
+            raise ConfigurationError("ReduceLROnPlateau needs a metric, which differs by group; use another scheduler")
         prepared = self.prepare_model(model, evaluation_mode=True)
         state = TrainState(model, inner, **train_state_entries(self.scaler, schedulers))
         self.agent = agent = Agent.from_env(state=state, **self._agent_options)

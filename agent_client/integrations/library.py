@@ -25,8 +25,8 @@ def library(name: str, requirement: str) -> Generator[None]:
 def check_max_steps(max_steps: int) -> None:
     if max_steps <= 0:
         raise ConfigurationError(
-            "max_steps: give the number of steps to commit; an epoch has another number of steps whenever a replica "
-            "group comes or goes"
+            "max_steps: give the number of steps to commit; the number of steps in an epoch changes whenever a "
+            "replica group joins or leaves"
         )
 
 

@@ -172,13 +172,13 @@ def _refuse(trainer: Any, module: Any, optimizers: list[Any], configs: list[Any]
     if isinstance(trainer.val_check_interval, float) and trainer.val_check_interval != 1.0:
         raise ConfigurationError(
             f"val_check_interval={trainer.val_check_interval}: the number of batches in an epoch changes whenever a "
-            "replica group comes or goes; give a number of batches, or 1.0"
+            "replica group joins or leaves; give a number of batches, or 1.0"
         )
     for config in configs:
         if config.interval != "step" or config.frequency != 1 or config.reduce_on_plateau:
             raise ConfigurationError(
-                f"{type(config.scheduler).__name__}: a scheduler must move once a step, since all else is counted by "
-                'each group for itself: {"scheduler": scheduler, "interval": "step"}'
+                f"{type(config.scheduler).__name__}: a scheduler must step once per training step, because each "
+                'group counts everything else for itself: {"scheduler": scheduler, "interval": "step"}'
             )
 
 

@@ -250,7 +250,7 @@ class _Progress:
         """Do nothing, because the counts need no replay while the group is catching up."""
 
     def _callbacks(self) -> Iterator[Any]:
-        """Yield the callbacks whose state is healed. TrainerControl is not one of them, because each step sets it."""
+        """Yield the callbacks whose state a healing group receives. TrainerControl is left out: each step sets it."""
         callbacks = self._trainer.callback_handler.callbacks
         return (
             each for each in callbacks if isinstance(each, ExportableState) and not isinstance(each, TrainerControl)

@@ -82,13 +82,13 @@ class RankWatch:
         self.world: World | None = None  # the latest World message, or None before the first
         self.preemption = PreemptionChanged(None)  # the latest message
         self.waiting_for = ""  # latest report of what requests for a quorum are waiting for
-        self.is_drained = False  # True if the group has finished its last step: the manager's end is then expected
+        self.is_drained = False  # True if the group has finished its last step, so the manager is expected to exit
         self.is_closing = is_observer  # True if the end of the stream is expected, and not logged
         self._client = client
         self._group_rank = group_rank
         self._rank_incarnation = rank_incarnation
         self._votes: dict[int, Future[Decision]] = {}
-        """Votes without an answer, by number."""
+        """Futures of the unanswered votes, by vote number."""
         self._numbers = itertools.count(1)
         self._on_revoked = on_revoked
         self._on_group_lost = on_group_lost
@@ -112,7 +112,7 @@ class RankWatch:
         """
         if self._stream is not None and not self._has_ended.is_set():
             return
-        if self._thread is not None:  # it may still be about to abort the collectives of the quorums before
+        if self._thread is not None:  # it may still be about to abort the collectives of earlier quorums
             self._thread.join(OPENED_WITHIN_S)
         pid = os.getpid()
         where = (host_id(), started_at(pid), socket.gethostname())

@@ -79,9 +79,9 @@ class Activity:
         self.clock = clock
         self.numbers = CollectiveIds()
         self.collective: tuple[CollectiveBlock | None, bool, float, float] = (None, False, clock(), 0.0)
-        # The newest, whether it is running, since when, and the seconds in all collectives before.
+        """Newest collective, whether it is running, time of the last change, and seconds in all collectives before."""
         self.act: tuple[ActivityBlock | None, float] = (None, clock())
-        self.torch_collectives: tuple[TorchCollective, ...] = ()  # the running ones, and the newest one
+        self.torch_collectives: tuple[TorchCollective, ...] = ()  # all that are running, and the newest
         self.script_groups = ScriptGroups(clock)
         self.healed: HealTotals | None = None
         self.heal: HealMark | None = None  # the newest heal
@@ -174,7 +174,7 @@ class Work(Protocol):
 
 @dataclass(slots=True, eq=False)
 class TorchCollective:
-    """A collective that a torch module runs inside the group. Its completion is polled, because torch reports none."""
+    """A collective that a torch module runs inside the group. The Agent polls for its end: torch reports none."""
 
     entry: Entry
     operation: str

@@ -58,7 +58,7 @@ TRACE_VARIABLE = "LIGHTHOUSE_TRACE_DIR"
 
 Block: TypeAlias = "AbstractContextManager[None]"
 
-# The time of a tick; time, phase, and whether it is entered or left; time and number of a step that begins.
+# A tick (time), a phase that is entered or left (time, phase, whether entered), or a new step (time, number).
 _Mark: TypeAlias = "float | tuple[float, Phase, bool] | tuple[float, int]"
 
 

@@ -236,7 +236,7 @@ class Entry(NamedTuple):
     """Position of a collective in the sequence of this process. A new quorum does not restart the count."""
 
     over_groups: int
-    """Number of collectives over the replica groups so far. If this is one of them, it is included."""
+    """Number of collectives over the replica groups so far, including this one if it is over the groups."""
     inner: int = 0
     """Number of collectives inside the group since the last one over the groups, including this one, or 0 if this
     collective is over the groups."""
@@ -247,12 +247,12 @@ class Number(NamedTuple):
 
     quorum_id: int
     number: int
-    """Even for a collective over the groups. Its part inside the group has the odd number before it."""
+    """Position in the quorum: even for a collective over the groups, one less for its part inside the group."""
     inner: int = 0
 
 
 class CollectiveIds:
-    """Numbers collectives. number_of() is thread-safe. Call the other methods from one thread at a time."""
+    """Assigns numbers to collectives. number_of() is thread-safe. Call the other methods from one thread at a time."""
 
     def __init__(self) -> None:
         self._last = Entry(0)

@@ -273,7 +273,7 @@ class _Recorder:
 
 
 def newest_going_on(dumps: list[dict[str, Any]]) -> dict[Number, list[dict[str, Any]]]:
-    """Return, for each group with running collectives, the newest of these, oldest first, and its newest collective."""
+    """Return the latest running collectives of each group that has any, followed by the group's latest collective."""
     found: dict[Number, list[dict[str, Any]]] = {}
     for place, dump in enumerate(dumps):
         for entry in dump.get("entries") or ():

@@ -115,17 +115,17 @@ class InterruptibleSection:
 
     @property
     def is_settled(self) -> bool:
-        """True unless the main thread has not handled a signal yet, or was running code that must complete."""
+        """False if the main thread has not handled the last signal yet, or was running code that must complete."""
         return not (self._is_signalled or self._was_refused)
 
     def interrupt(self) -> bool:
         """Raise Interruption in the function, unless the function is running code that must complete.
 
-        Such code is an import, because the module would be unusable in the next attempt; code that passes on a file
-        descriptor or a process, which would leak; or code that takes or frees a lock, which would stay locked.
+        An interrupted import would leave the module unusable in the next attempt. Code that passes on a file descriptor
+        or a process would leak it. Code that takes or frees a lock would leave it locked.
 
         Returns:
-            Whether the exception was delivered, or the signal was sent whose handler may raise it. False also within
+            True if the exception was delivered, or the signal was sent whose handler may raise it. False also within
             AGAIN_AFTER_S of the last exception.
         """
         with self._lock:

@@ -52,7 +52,7 @@ _INSTEAD = {
     "get_heartbeat": _HEARTBEATS,
     "COORDINATOR_ELECTION": _LIGHTHOUSE_COORDINATES,
     "COORDINATOR_HEARTBEAT": _HEARTBEATS,
-    "increment_global_iteration": "the lighthouse alone gives numbers out: call state.advance()",
+    "increment_global_iteration": "only the lighthouse assigns numbers: call state.advance()",
     "wait_for_global_iteration_ready": _READY,
     "signal_global_iteration_ready": _READY,
     "signal_readiness": _READY,
@@ -68,7 +68,7 @@ _INSTEAD = {
 }
 
 present_runs: list[PresentRun] = []
-"""Runs that this process takes part in. If wrapped functions are nested, the innermost one's run is last."""
+"""Runs that this process takes part in. If wrapped functions are nested, the run of the innermost is last."""
 
 
 class StoreMixin:

@@ -138,7 +138,7 @@ class TorchScope:
                 except TimeoutError:
                     raise TimeoutError(
                         f"rank 0 has not called init_process_group within {limit_s:g} s, so there is no store "
-                        "to meet at"
+                        "to connect to"
                     ) from None
                 assert found is not None
                 address = parse_address(found, _STORE)

@@ -35,8 +35,8 @@ from lighthouse_runtime.process.children import describe_listener
 log = logging.getLogger(__name__)
 
 CAUSE_WITHIN_S = 2.0
-"""Time in seconds within which, even on a busy machine, the lighthouse reports a peer's failure after the peer's
-connections have closed."""
+"""Maximum time in seconds, even on a busy machine, from the closing of a failed peer's connections to the report of
+the failure by the lighthouse."""
 _POLL_S = 0.005
 
 P = ParamSpec("P")

@@ -39,7 +39,7 @@ CHECKSUM_BYTES = 8
 
 
 class Encoding:
-    """An encoded state, whose bytes several threads can read at the same time, and repeatedly.
+    """An encoded state. Several threads can read its bytes at the same time, any number of times.
 
     The tensors must not change while they are read. Chunks of contiguous CPU tensors are views. Other tensors are
     copied one piece at a time.
@@ -220,7 +220,7 @@ def read_head(source: io.BufferedIOBase) -> Head:
     try:
         parsed = json.loads(header.decode("utf-8", "surrogatepass"), parse_constant=_refuse_constant)
     except (ValueError, RecursionError) as error:
-        raise CorruptState(f"the header of the state is not the JSON it should be: {error}") from error
+        raise CorruptState(f"the header of the state is not valid JSON: {error}") from error
     match parsed:
         case {"tree": tree, "tensors": [*tensors]}:
             layouts = [_lay_out(entry, index) for index, entry in enumerate(tensors)]
@@ -281,7 +281,7 @@ def _lay_out(entry: Json, index: int) -> torch.Tensor:
                     return torch.empty_strided(shape, strides, dtype=dtype, device="meta")
             case _:
                 pass
-        raise CorruptState(f"tensor {index} has strides that leave gaps, overlap, or are none")
+        raise CorruptState(f"tensor {index} has strides that leave gaps, overlap or are malformed")
     except RuntimeError as error:
         raise CorruptState(f"tensor {index} cannot have the shape {shape}") from error
 

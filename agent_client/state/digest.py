@@ -1,8 +1,8 @@
 """Computes digests of tensors, which ranks compare to check that their states are bitwise equal.
 
-A digest is the 128-bit XXH3 of one part of the tensors, a *window*. The windows are checked in turn, so after as many
-checks as there are windows, all tensors are checked. A small tensor costs more than its size suggests, so the number of
-tensors in a window is also limited. On a GPU, `take` does not wait for the copy of the window, but `read` does.
+A digest is the 128-bit XXH3 of one part of the tensors, a *window*. Each check covers the next window, so n checks
+cover all n windows. A small tensor costs more than its size suggests, so the number of tensors in a window is also
+limited. On a GPU, `take` does not wait for the copy of the window, but `read` does.
 """
 
 from collections.abc import Callable, Sequence
@@ -14,7 +14,7 @@ from torch.distributed.tensor import DTensor
 from xxhash import xxh3_128
 
 WINDOW_BYTES = 2 * 2**20
-LEAST_COST = WINDOW_BYTES // 48  # number of bytes for which a smaller tensor counts
+LEAST_COST = WINDOW_BYTES // 48  # minimum number of bytes for which a tensor counts
 
 
 @dataclass(frozen=True, slots=True)

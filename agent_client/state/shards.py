@@ -93,7 +93,7 @@ def is_sharded(node: object) -> bool:
 
 
 def local_part(tensor: Any) -> torch.Tensor:
-    """Return this rank's shard of a sharded tensor, or any other tensor itself."""
+    """Return this rank's shard if `tensor` is sharded, or else `tensor`."""
     return tensor.detach().to_local() if is_sharded(tensor) else tensor
 
 

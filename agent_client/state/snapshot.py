@@ -58,7 +58,7 @@ def has_no_gaps(shape: Sequence[int], strides: Sequence[int]) -> bool:
 
 
 def in_memory_order(tensor: torch.Tensor) -> torch.Tensor:
-    """Return a view with dimensions permuted so that row-major order is the memory order of a copy of `tensor`."""
+    """Return a view of `tensor` whose row-major order is the memory order of a copy (see `kept_strides`)."""
     strides = kept_strides(tensor)
     return tensor.permute(sorted(range(tensor.dim()), key=lambda dim: -strides[dim]))
 

@@ -144,7 +144,7 @@ class TrainState:
         return self._moving["others"]  # type: ignore[return-value]
 
     def replace_others_begun(self, states: dict[str, State]) -> None:
-        """Replace begin_step()'s copies of the additional entries with `states`, which lack the script's changes."""
+        """Replace the copies of the additional entries that `begin_step` has made with copies of `states`."""
         self._moving["others"] = snapshot(states)
 
     def in_place(self) -> dict[str, State]:
@@ -182,7 +182,7 @@ class TrainState:
             ):
                 raise ConfigurationError(
                     f"no group could heal to this state: {format_path(['model', name])} is expanded, so several of its "
-                    "elements are one in memory, and nothing can be written to it: register a .contiguous() copy"
+                    "elements share memory, and nothing can be written to it: register a .contiguous() copy"
                 )
 
     def register_schedulers(self) -> None:
@@ -286,7 +286,7 @@ class TrainState:
 
 
 def load_uncast(part: Stateful, received: dict[str, Any]) -> None:
-    """Load a state. If `part` is an optimizer, keep the dtypes and strings that its state has at the peer.
+    """Load a state. If `part` is an optimizer, keep the dtypes and strings of the received state.
 
     torch's Optimizer.load_state_dict casts each tensor to the dtype of its parameter, which would, for example, round
     the float32 moments of bfloat16 parameters. It also replaces each string by the text of a generator object.

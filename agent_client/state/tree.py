@@ -159,7 +159,7 @@ class _Assembly:
                 [(tag, body)] = node.items()
                 return self._tagged(tag, body, depth + 1)
             case _:
-                raise CorruptState("the skeleton of the state holds something that is no value and no container")
+                raise CorruptState("the skeleton of the state holds something that is neither a value nor a container")
 
     def _tagged(self, tag: str, body: Json, depth: int) -> State:
         match tag, body:

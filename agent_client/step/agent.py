@@ -192,7 +192,7 @@ class Agent:
 
     @property
     def was_committed(self) -> bool:
-        """True if the last step was committed, until the next step begins its forward pass or reduction."""
+        """True if the last step was committed. Reset when the next step begins a forward pass or a reduction."""
         return self._machine.was_committed and not self._machine.has_computed
 
     @property
@@ -345,7 +345,7 @@ class Agent:
 
     @property
     def is_participating(self) -> bool:
-        """Whether this rank's gradients count in the current step. Waits for the step's quorum."""
+        """True if this rank's gradients count in the current step. Waits for the step's quorum."""
         self.wait_quorum()
         return self._machine.contributes
 
@@ -478,8 +478,8 @@ class Agent:
         several modules use the Agent, the step is discarded instead. A StepSampler does not return the batch again in
         this epoch, unless the step is discarded.
 
-        In a step with several batches, call this under `no_sync()` for all batches but the last. Such a batch just adds
-        nothing to the gradients. If the last batch is skipped, so are the gradients of the others.
+        In a step with several batches, call this under `no_sync()` for all batches but the last. Such a batch adds
+        nothing to the gradients. Skipping the last batch also drops this rank's gradients of the other batches.
 
         Args:
             reason: Reason to log. The log also contains the sample indices if the batch comes from a StepSampler.
@@ -598,8 +598,8 @@ class Agent:
     def check_equal(self, what: str, value: object, *, within_s: float = 600.0) -> None:
         """Check that a value is the same on all ranks.
 
-        All ranks must call this before their first step or between two steps. Before a first step that is not step 0,
-        because the group joins other groups or resumes, the value is compared only among the ranks in that group.
+        All ranks must call this before their first step or between two steps. Before the first step of a group that
+        joins or resumes after step 0, the value is compared only among the ranks in that group.
 
         Args:
             what: Name of the value in the error message.

@@ -69,12 +69,12 @@ class Part(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class StepDigest:
-    """Digest of one part, called a window, of the state that `tag` identifies."""
+    """Digest of one part (a window) of the state that `tag` identifies."""
 
     tag: Tag
     digest: PendingDigest
     windows: int
-    """Number of windows. They are compared one at a time, in turn."""
+    """Number of windows in the state. Each comparison covers the next window."""
 
 
 @dataclass(eq=False)
@@ -154,18 +154,18 @@ class Comparison:
         """Error to raise at the next vote of this rank, or None."""
         self._collectives = 0
         self.ahead: deque[Part] = deque()
-        """Reductions that were announced together with an earlier one. They must follow before any other exchange."""
+        """Reductions that were announced but have not run yet. They must run before any other exchange."""
         self._may_announce_ahead = True
-        """False if the script has ever reduced something else before all reductions in `ahead` had followed."""
+        """False once the script has reduced something else before all reductions in `ahead` had run."""
         self._announces_ahead = False
         """True if `_may_announce_ahead` is true at all participants."""
         self._divergences = Divergences()
         self.shares_due = 0
         """Step in which the speeds are exchanged again. It is the same at all participants."""
         self._measured = NO_TOTALS
-        """Totals at the last exchange of speeds."""
+        """Compute time and number of microbatches at the last exchange of speeds."""
         self._microbatch_us = 0
-        """Mean time of a microbatch in microseconds, from the newest steps before an exchange, or 0 if unknown."""
+        """Last measured mean time per microbatch in microseconds, or 0 if unknown."""
 
     def begin_step(self, assignment: Assignment, *, is_first: bool) -> None:
         self.is_on = assignment.compares and assignment.replica_world_size > 1
@@ -235,7 +235,7 @@ class Comparison:
                 self._reject_state(assignment, wrong, times)
 
     def _exchange_digests(self, kind: Kind, own: Digest | None) -> list[Digest | None]:
-        """Send `own`. Return the digests by replica_rank, None if a participant sent none. Raise if the step fails."""
+        """Exchange digests. Return those of all participants by replica_rank. Raise RuntimeError if the step fails."""
         rows = self.exchange(self._announcement(kind), payload=(own is not None, *(own or (0, 0))))
         if rows is None:
             raise RuntimeError(self.machine.failure or "the digests were not compared")
@@ -271,7 +271,7 @@ class Comparison:
         return bool(assignment.catching_up)
 
     def compare_gradients(self, digest: PendingDigest) -> str:
-        """Compare the averaged gradients. Return why this rank must not apply its own later, or "" if it may."""
+        """Compare the averaged gradients. Return the reason if this rank must not apply its own later, or else ""."""
         assignment, reasons = self.machine.assignment, list[str]()
         assert assignment is not None
 

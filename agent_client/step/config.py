@@ -19,7 +19,7 @@ WorldSizeModeName = Literal["dynamic", "fixed_with_spares", "constant_batch"]
 OnNonfiniteName = Literal["commit", "discard", "raise"]
 
 MAX_TIMEOUT_S = 1e9
-"""Longer waits overflow Python's clocks, and a manager refuses votes with a longer time limit."""
+"""Maximum time limit in seconds. Longer waits overflow Python's clocks, and a manager refuses such votes."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

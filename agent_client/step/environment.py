@@ -50,10 +50,10 @@ class Variables:
 
 @dataclass(frozen=True, slots=True)
 class KeeperPlace:
-    """The buffers in which a rank keeps its states, and how often, as the rank's supervisor has set them."""
+    """Settings from the supervisor: how often, and in which buffers, a rank keeps copies of its state."""
 
     every: int  # interval in steps
-    paths: tuple[str, ...]  # of the rank's buffers; empty if it has none
+    paths: tuple[str, ...]  # paths of the rank's buffers, or empty if it has none
     owner: str  # name of the rank
 
 
@@ -67,14 +67,13 @@ class Environment:
     lighthouse: str
     replica_id: str
     attempt: str
-    """Number of the group's current start. It prevents ranks from connecting to ranks of an earlier start."""
+    """Number of times the group has restarted. It prevents ranks from connecting to ranks of an earlier start."""
     advertise: str | None
     """Address at which the peers can reach this host, or None to choose an address."""
     is_supervised: bool = False
-    """True if `lighthouse-manager run`, which drains the group before it stops a rank, started this rank or its
-    torchrun."""
+    """True under `lighthouse-manager run`, also through torchrun. It drains the group before it stops a rank."""
     keeper: KeeperPlace | None = None
-    """Set if the supervisor keeps the states of its ranks."""
+    """None unless the supervisor keeps copies of its ranks' states."""
 
     @classmethod
     def read(cls, variables: Mapping[str, str] = os.environ) -> "Environment":

@@ -90,7 +90,7 @@ class RankRound:
         if machine.phase is not Phase.IDLE and not (may_begin and machine.ended == 0):
             raise AgentError(f"{what}: a step is under way; call it between two steps, after the optimizer's step")
         if machine.phase is not Phase.IDLE and assignment.max_step > 0:
-            # A group that has resumed cannot know whether the others have only resumed, too, or train already.
+            # A resumed group cannot know whether the other groups have also just resumed or are already training.
             log.info("%s: compared inside this group only, because other replica groups may train already", what)
             assignment = replace(assignment, replica_rank=0, replica_world_size=1, replica_ids=())
         self._internals = internals

@@ -1,8 +1,8 @@
 """The Agent's internals: its components, and the part of a step that runs on the script's thread.
 
-agent_client.training and the integrations use them as `agent.internals`. Training scripts do not use them. A module
-registers itself (`add_part`) and reports its forward and backward passes. From the order of these, `Internals` detects
-steps that the script has abandoned (rules/loop_order.py).
+agent_client.training and the integrations use them as `agent.internals`. Training scripts do not use them. A wrapped
+module registers itself (`add_part`) and reports its forward and backward passes. Their order shows which steps the
+script has abandoned (rules/loop_order.py).
 """
 
 import itertools
@@ -101,7 +101,7 @@ class Internals:
         self.ranks = place.group_world_size
         self.machine = machine = StepMachine(world_size=config.counting, is_alone=place.group_world_size == 1)
         self.catch_up: CatchUpDriver | None = None
-        """Set only with `heal_mode="catch_up"`."""
+        """None unless `heal_mode` is "catch_up"."""
         if config.heal_mode == "catch_up":
             self.catch_up = CatchUpDriver(
                 state, machine, lambda assignment: self.healing.fetch_in_background(assignment)
@@ -136,7 +136,7 @@ class Internals:
         )
         self.thread = BackgroundThread(f"lighthouse agent {place.group_rank}")
         self.keeper: Keeper | None = None
-        """Set if this rank's supervisor keeps its state."""
+        """None unless this rank's supervisor keeps copies of its state."""
         self.applying = Applying()
         self.optimizer_watch = OptimizerWatch(state, self.applying)
         self.data_uses = DataUses()
@@ -199,12 +199,12 @@ class Internals:
     # -- settings that modules and optimizers change once
 
     def add_part(self, part: StepPart) -> None:
-        """Add a wrapper of a module. If the script has wrapped the same module before, it replaces that wrapper."""
+        """Add a wrapped module. It replaces an earlier wrapper of the same module."""
         module = uncompiled(part.module)
         self.parts = [*(each for each in self.parts if uncompiled(each.module) is not module), part]
 
     def request_late(self) -> None:
-        """Request each quorum only when its step begins, for steps that are long, as with LocalSGD."""
+        """Request each quorum only when its step begins. This suits long steps, as with LocalSGD."""
         self.manager.asks_ahead = False
         self.runner.requests_late = True
 
@@ -223,8 +223,8 @@ class Internals:
         """Register `reduce_again`, which reduces the gradients of the current step once more.
 
         If a peer is lost in a step, the Agent requests another quorum and calls `reduce_again`, so the script need not
-        compute the gradients again. It does this only if `count_kept`, the number of reductions that `reduce_again`
-        repeats, is that of all reductions in the step.
+        compute the gradients again. This requires that `count_kept`, the number of reductions that `reduce_again` can
+        repeat, equals the number of reductions in the step.
         """
         world_size = self.machine.world_size
         if world_size.mode is not WorldSizeMode.DYNAMIC:
@@ -237,7 +237,7 @@ class Internals:
 
     @property
     def can_salvage(self) -> bool:
-        """True if all reductions of this step can be repeated. A GradScaler would have to unscale the result again."""
+        """True if all reductions of this step can be repeated, and no GradScaler would have to unscale them again."""
         has_all = 0 < self._count_kept() == self.machine.reductions
         return has_all and self.machine.is_salvageable and not self.scalers.may_skip
 
@@ -348,9 +348,7 @@ class Internals:
     def restore_kept(self, above: Tag | None = None) -> bool:
         """Restore the state that this rank's supervisor has kept, if it is newer than the current state and `above`.
 
-        Return whether a state was restored.
-
-        All ranks in the group call this together, before their first step.
+        Return whether a state was restored. All ranks in the group call this together, before their first step.
         """
         keeper, place = self.keeper, self.place
         if keeper is None:
@@ -640,7 +638,7 @@ class Internals:
             part.pass_order.record_discard()
 
     def _is_starting_over(self) -> bool:
-        """Return whether the script is starting the step over, because it has reset gradients already reduced.
+        """Return whether the script has started the step over: it has reset gradients that were already reduced.
 
         A loop that accumulates still has the gradients. If the parameters have changed, as with SAM, or a GradScaler
         has skipped the step, the script may have reset the gradients on purpose, so the result is False.
@@ -654,7 +652,7 @@ class Internals:
         return not (self.scalers.has_state_changed if self.scalers.may_skip else may_skip())
 
     def skip_microbatch(self) -> bool:
-        """Leave out a batch under `no_sync()`, which reduces nothing. Return False if a backward pass would reduce."""
+        """Skip a batch whose backward pass would reduce nothing (`no_sync()`). Return False for any other batch."""
         return bool(self.parts) and all(part.skip_microbatch() for part in self.parts)
 
     def contribute_nothing(self) -> bool:

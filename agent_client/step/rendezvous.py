@@ -29,9 +29,9 @@ from lighthouse_runtime.process.children import START_TIMEOUT_S, ServerProcess
 from lighthouse_runtime.process.commands import START_MANAGER
 
 MANAGER_KEY = "manager_address"
-GROUP_WORD = "group"  # purpose of the secret, from which it is derived together with a nonce and the replica id
+GROUP_WORD = "group"  # purpose of the secret; an input to its derivation, like the nonce and the replica id
 STORE_RETRY_S = 0.1
-_PROCESS = secrets.token_hex(8)  # with the pid, a name for this process
+_PROCESS = secrets.token_hex(8)  # identifies this process, together with its pid
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,9 +111,9 @@ def _connect_ranks(env: Environment, config: AgentConfig, presence: Presence) ->
 
 
 def _number_meeting(store: PrefixStore, rank: int) -> int:
-    """Return the number of this meeting of the ranks, which rank 0 counts in the store.
+    """Return the number of this rendezvous, which rank 0 counts in the store.
 
-    A script may create several Agents in turn, and no rank may read what another has published for an earlier one.
+    A script may create several Agents in turn. The number prevents a rank from reading an earlier Agent's entries.
     """
     if rank == 0:
         number = store.add("meetings", 1)

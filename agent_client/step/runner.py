@@ -68,7 +68,7 @@ class StepRunner:
         machine, manager, config = self.machine, self.manager, self.config
         self.last: Assignment | None = None
         self.samples: Callable[[], torch.Tensor] | None = None
-        """Returns the sample indices of this rank's last batch. None if no StepSampler has drawn the batch."""
+        """Function that returns the sample indices of this rank's last batch. None if no StepSampler has drawn it."""
         self.requests_late = False
         """True if a step's quorum is requested when the step begins, instead of with the vote on the previous step. A
         group that heals in such a step contributes zeros, because it has computed nothing for the step."""
@@ -193,7 +193,7 @@ class StepRunner:
         machine = self.machine
         if machine.must_install and not machine.heals_first:
             log.warning(
-                "step %d has begun with another state than the peers have; healing before the next", machine.step
+                "step %d began with a state that differs from the peers'; healing before the next step", machine.step
             )
             if assignment.place is not None:
                 reason = "the peers count on this group's gradients, which were computed from another state"
@@ -263,7 +263,7 @@ class StepRunner:
             packed.zero_()
         self._reduce_over_peers(packed, entry, BUFFERS, is_mean=False)
         if machine.failure is None and int(packed[0]) != 1:
-            machine.fail_step(f"{int(packed[0])} participants spoke as the first")
+            machine.fail_step(f"{int(packed[0])} participants sent values as the first participant")
         return packed
 
     def sum_over_group(self, tensor: torch.Tensor, entry: Entry) -> None:
@@ -317,7 +317,7 @@ class StepRunner:
                 self._reject(name)  # without a comparison, the group at fault is unknown
 
     def _reject(self, name: str, wrong: Sequence[str] = ()) -> bool:
-        """Discard the step because the gradient `name` is not finite. If a GradScaler will skip it, only return True.
+        """Discard the step because the gradient `name` is not finite. If a GradScaler may skip it, only return True.
 
         The groups in `wrong`, whose own gradients are not finite, report this. If there are none, only the mean is not
         finite, and the first group reports this.
@@ -464,7 +464,7 @@ def log_quorum(before: Assignment | None, now: Assignment) -> None:
 
 
 def in_order(tensor: torch.Tensor) -> torch.Tensor:
-    """Return the tensor, or a copy if its elements are not adjacent and in order in memory: gloo sums the memory."""
+    """Return the tensor, or a contiguous copy if its memory has gaps or another order, because gloo sums memory."""
     return tensor.contiguous() if tensor.layout is torch.strided else tensor
 
 

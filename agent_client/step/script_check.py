@@ -96,7 +96,7 @@ def find_fsdp1(module: nn.Module) -> str | None:
 
 
 def is_in_backward() -> bool:
-    """Return whether this thread is running a backward pass. A forward pass recomputed inside it begins no step."""
+    """Return whether this thread is in a backward pass. A forward pass recomputed there does not begin a step."""
     return torch._C._current_graph_task_id() != -1  # pyright: ignore[reportPrivateUsage]
 
 

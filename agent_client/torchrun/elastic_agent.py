@@ -24,7 +24,7 @@ _MARK = "lighthouse_torchrun"
 
 
 def extend() -> None:
-    """Patch torch's agent. Agents with another rendezvous handler are not affected. Further calls do nothing."""
+    """Patch torch's elastic agent. Other rendezvous handlers are not affected. Further calls do nothing."""
     for wrapper in (_monitor_workers, _rendezvous, _invoke_run):
         name = wrapper.__name__
         original = getattr(LocalElasticAgent, name, None)

@@ -368,7 +368,7 @@ def create(params: RendezvousParameters) -> LighthouseRendezvous:
     name = params.run_id if params.run_id != NO_NAME else variables.text("LIGHTHOUSE_RUN_ID")
     if not name and not job:
         raise ValueError(
-            f"--rdzv-id is not given, and torchrun's default, {NO_NAME!r}, is that of all such jobs, which would mix; "
+            f"--rdzv-id is not given, and torchrun's default, {NO_NAME!r}, is shared by such jobs, which would mix; "
             "give --rdzv-id, or set LIGHTHOUSE_RUN_ID or LIGHTHOUSE_JOB, the same on all nodes of this job"
         )
     if not text:

@@ -67,9 +67,9 @@ class Node(DriverThread):
 
     @property
     def is_over(self) -> bool:
-        """True if the run has ended, or the current round, because a node was lost, failed or wants to join.
+        """True if the run has ended, or the current round has ended because a node was lost, failed or wants to join.
 
-        False if this node has finished, and the run has completed or the lighthouse has been lost since, so that the
+        Once this node has finished, the completion of the run and the loss of the lighthouse do not count, so that the
         other nodes can finish, too.
         """
         if self._has_finished and isinstance(self.outcome, RunCompleted):

@@ -102,9 +102,9 @@ class CheckpointFolder:
         """Ranks that share this folder. Empty before `_prepare` is called."""
         self._nonce = ""
         self._given_up: set[Tag] = set()
-        """Checkpoints of later steps than that at which the group has resumed. Training will replace them."""
+        """Checkpoints of steps after the one at which the group resumed. Training will replace them."""
         self._foreign: set[Tag] = set()
-        """Checkpoints that existed at a first save without a resume, or when that failed. They are never removed."""
+        """Checkpoints that already existed, if `resume` was not called or failed. They are never removed."""
         self._own: list[Path] = []
         self._warned: set[str] = set()
         self._folder.mkdir(parents=True, exist_ok=True)
@@ -127,7 +127,7 @@ class CheckpointFolder:
             TypeError: The state contains an entry that cannot be stored. The message names the entry's path.
         """
         try:
-            if not self._disk:  # first of all, because all ranks do this together, whichever of them have a state
+            if not self._disk:  # first, because all ranks do this together, even those without a complete state
                 self._prepare()
                 if self._foreign:
                     log.warning(
@@ -233,9 +233,9 @@ class CheckpointFolder:
     # -- called by all ranks together, before the first step or at the first save
 
     def _prepare(self) -> dict[Tag, Path]:
-        """Find out which ranks share the folder, remove incomplete saves by earlier processes, and return the others.
+        """Find out which ranks share the folder, remove incomplete saves of earlier processes, and return the rest.
 
-        These are foreign until they are resumed, because a script may go on without a state after an error.
+        These checkpoints are foreign until `resume` succeeds, because a script may continue after its error.
         """
         self.wait()
         nonce = self._sum([secrets.randbits(48) if self._rank == 0 else 0])[0]

@@ -149,7 +149,7 @@ class Salvage:
 
     agent: Agent
     parameters: list[torch.nn.Parameter] = field(default_factory=list[torch.nn.Parameter])
-    """Parameters in the order of the map of used parameters."""
+    """Parameters in the order of torch's map of used parameters."""
     _buckets: list[_Kept] = field(default_factory=list[_Kept])
     _used: tuple[Tensor, str] | None = None
     _is_logged: bool = False
@@ -169,7 +169,7 @@ class Salvage:
 
     @never_compiled
     def mark_end(self) -> None:
-        """Record the gradients as a reduction has left them."""
+        """Record the version of each gradient after a reduction, to detect later changes by the script."""
         self._marks = self._mark_gradients()
 
     def _mark_gradients(self) -> dict[int, tuple[int, int]]:
@@ -270,7 +270,7 @@ class DistributedDataParallel(parallel.DistributedDataParallel):
         """
         for name in REFUSED:
             if options.get(name):
-                raise ValueError(f"{name}: does not go with replica groups that come and go; leave it out")
+                raise ValueError(f"{name}: not supported with replica groups, which join and leave; leave it out")
         refuse_model(module)
         held: Agent = weakref.proxy(agent)  # the garbage collector cannot follow references in torch's C++ code
         group = _GroupAmongGroups(held)

@@ -98,7 +98,7 @@ class _ShardedPart:
         return False
 
     def contribute_zeros(self) -> bool:
-        """Return False, because the other ranks in the group wait in torch's collectives for this rank's backward."""
+        """Return False, because the other ranks in the group need this rank's backward pass for their collectives."""
         return False
 
     def abandon_backward(self) -> None:

@@ -66,7 +66,7 @@ class OuterState:
 
 @dataclass(slots=True)
 class InnerSteps:
-    """Object that a StepSampler uses in place of `Agent.internals` when it counts inner steps."""
+    """Stand-in for `Agent.internals` in a StepSampler that counts inner steps."""
 
     agent: Agent
     taken: int = 0
@@ -97,18 +97,18 @@ class OuterSteps(FaultTolerantOptimizer):
     def __init__(
         self, optimizer: Optimizer, agent: Agent, state: OuterState, *, interval: int, delay: int, attempts: int
     ) -> None:
-        agent.internals.refuse_catch_up("steps of one's own: an average is no sum of gradients")
+        agent.internals.refuse_catch_up("LocalSGD or DiLoCo, whose outer steps do not average gradients")
         super().__init__(optimizer, agent)
         if interval < 1 or attempts < 1:
             raise ValueError(f"sync_every and attempts must be at least 1, not {interval} and {attempts}")
         if agent.internals.machine.world_size.mode is WorldSizeMode.CONSTANT_BATCH:
             raise ValueError(
-                "world_size_mode: constant_batch deals out the microbatches of a step; local steps have none"
+                "world_size_mode: constant_batch distributes the microbatches of a step; local steps have none"
             )
         if agent.state.standing.setdefault(STATE_NAME, state) is not state:
-            raise ValueError(f"the agent's TrainState holds another {STATE_NAME!r}; one LocalSGD or DiLoCo an agent")
+            raise ValueError(f"the TrainState holds another {STATE_NAME!r}; use one LocalSGD or DiLoCo per Agent")
         if not parameters_of(optimizer) <= set(state.parameters):
-            raise ValueError("optimizer: moves parameters that are not the model's, which would not be synchronised")
+            raise ValueError("optimizer: updates parameters outside the model, which would not be synchronized")
         agent.internals.request_late()
         agent.state.stands_still = delay == 0
         self._state = state
@@ -337,7 +337,7 @@ class DiLoCo(OuterSteps):
         if outer_optimizer.state:
             raise ValueError("outer_optimizer: has state already; restore it by the Agent's checkpoint")
         if not parameters_of(inner_optimizer) <= parameters_of(outer_optimizer) <= tensors.keys():
-            raise ValueError("outer_optimizer: needs all that the inner one moves, and parameters of the model only")
+            raise ValueError("outer_optimizer: needs all parameters of the inner one, and only parameters of the model")
         for group in outer_optimizer.param_groups:  # make it update the global parameters
             group["params"] = [tensors[parameter] for parameter in group["params"]]
         state.optimizer = outer_optimizer

@@ -28,7 +28,7 @@ log = logging.getLogger(__name__)
 Values: TypeAlias = dict[str, Any]
 Send: TypeAlias = Callable[[Values], object]
 STUCK_AFTER_S = 60.0
-"""Time in seconds after a push is due, after which a previous push that is still running is logged."""
+"""Time in seconds for which a running push may delay the next one before this is logged."""
 
 
 def push_progress(agent: "Agent", to: str | Send, *, every_s: float = 30.0, steps: int | None = None) -> None:

@@ -96,7 +96,7 @@ class CatchUpMachine(Generic[T]):
         """Decide what to do in a step, given the answer to the request for its quorum.
 
         Args:
-            assignment: The answer.
+            assignment: This rank's assignment in the quorum.
             holds: Tag of the rank's state. Only used if the rank is not catching up yet.
         """
         self._catches_up = assignment.catches_up

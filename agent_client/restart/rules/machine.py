@@ -105,7 +105,7 @@ class Reconnect:
         return is_news
 
     def refuse(self, now: float, jitter: float) -> bool:
-        """Record a refusal because another process has the slot. Return whether it is the first one of this kind."""
+        """Record that another process has the slot. Return True only for the first such refusal, to log it once."""
         self._close(now, jitter)
         return self._refused_since == now
 

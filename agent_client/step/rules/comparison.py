@@ -275,7 +275,7 @@ class DataUses:
 
 Digest = tuple[int, int]
 MAX_DIVERGENCES = 3
-"""How many times a group may differ, and heal, without a full round of equal comparisons in between."""
+"""Number of times a group may differ, with no full round of equal comparisons in between, before it must exit."""
 
 
 def common_interval(intervals: Sequence[int]) -> int:

@@ -36,7 +36,7 @@ class StepPart(Protocol):
 
     @property
     def has_abandoned(self) -> bool:
-        """True if the graph of a forward pass of this step was freed without a backward pass."""
+        """True if the autograd graph of a forward pass in this step was freed without a backward pass."""
         ...
 
     @property

@@ -55,7 +55,7 @@ class StepMachine:
     discards: int = 0
     """Number of discarded steps since the last committed step."""
     faults: int = 0
-    """Number of these discarded steps that no other group is known to have caused."""
+    """Number of discarded steps since the last committed step that no other group is known to have caused."""
     has_erred: bool = False
     has_reduced: bool = False
     """True if an all-reduce over all participants has completed in this step."""
@@ -114,7 +114,7 @@ class StepMachine:
 
     @property
     def is_salvageable(self) -> bool:
-        """True if the step's gradients were computed with the state that this rank holds, and may be reduced again."""
+        """True if this step's gradients were computed with this rank's current state, so they may be reduced again."""
         return not self.has_erred and not self.must_install and self.tag == self._began_with
 
     def ask(self, *, heals_first: bool = False) -> None:
@@ -188,7 +188,7 @@ class StepMachine:
     def batches(self) -> int:
         """Number of batches drawn for the step, summed over all groups, including skipped ones.
 
-        Without these, the next step would begin with the last batches of this one, whichever batches were skipped.
+        If skipped batches did not count, samplers would draw the last batches of this step again in the next step.
         """
         return self.share.divisor
 
@@ -253,7 +253,7 @@ class StepMachine:
 
     @property
     def must_heal_next(self) -> bool:
-        """True if this rank learned that it must heal after it had begun to compute, and has not healed since."""
+        """True if this rank had begun to compute before it learned that it must heal, and has not healed since."""
         return self.phase is Phase.IDLE and self.must_install and not self.heals_first
 
     @property

@@ -59,7 +59,7 @@ class Share:
 class WorldSize:
     mode: WorldSizeMode = WorldSizeMode.DYNAMIC
     size: int = 0
-    """At least 1. Not used in DYNAMIC mode."""
+    """Value of the option `world_size`, at least 1. Not used in DYNAMIC mode."""
 
     def share(self, assignment: Assignment | None, counts: Sequence[int] = ()) -> Share:
         """Return this group's share of the step. Without a quorum, the group does not count.
@@ -89,9 +89,9 @@ class WorldSize:
 SHARE_EVERY = 16
 """Number of steps after which the shares are decided again under the same quorum."""
 SHARE_AGAIN = 4
-"""The same, while the speed of a contributor is unknown."""
+"""Number of steps that replaces SHARE_EVERY while the speed of a contributor is unknown."""
 MIN_GAIN = 0.05
-"""Part of a step's time that other shares must save. Otherwise the present ones stay."""
+"""Minimum share of a step's time that new shares must save to replace the current ones."""
 
 
 def shares(times_us: Sequence[int], total: int) -> tuple[int, ...]:
@@ -99,7 +99,7 @@ def shares(times_us: Sequence[int], total: int) -> tuple[int, ...]:
 
     Each contributor gets one microbatch. Each further microbatch goes to the contributor that finishes it first. If
     several do, it goes to the fastest of them, or to the first of the fastest. Times are integers, so all participants
-    compute the same.
+    compute the same shares.
 
     Args:
         times_us: Time in microseconds that a microbatch takes at each contributor, at least 1.
@@ -135,7 +135,7 @@ def decide_shares(before: tuple[int, ...], times_us: Sequence[int], total: int) 
 
 
 def slot_among_all(assignment: Assignment | None, group_rank: int, group_world_size: int) -> tuple[int, int]:
-    """Return (index, count) of a rank among all ranks in the quorum, or of its group if there is no quorum."""
+    """Return (index, count) of a rank among all ranks in the quorum, or in its group if there is no quorum."""
     if assignment is None:
         return group_rank, group_world_size
     place = assignment.replica_rank * group_world_size + group_rank

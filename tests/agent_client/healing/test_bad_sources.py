@@ -50,7 +50,7 @@ def damaged(state: dict[str, Any]) -> tuple[bytes, bytes]:
 WEIGHT = ("train", "model", "weight")
 OTHER_SHAPE = with_another(*WEIGHT, value=torch.zeros(3, 3)), r"\['weight'\]: shape \(1024, 1024\) here, \(3, 3\) rec"
 OTHER_DTYPE = with_another(*WEIGHT, value=torch.zeros(1024, 1024).double()), r"\['weight'\]: torch.float32 here, torch"
-NO_AGENTS = "not what an Agent serves, or of another quorum's future"
+NO_AGENTS = "it was not sent by an Agent, or a later quorum has committed it"
 
 UNUSABLE: dict[str, tuple[Answer, str]] = {
     "another shape": OTHER_SHAPE,

@@ -172,7 +172,7 @@ def used_before() -> torch.optim.Optimizer:
         ({"fragments": [model_of()], "sync_every": 1}, "every parameter of the model"),
         ({"make_options": lambda model: {"fragments": [model[0], model]}, "sync_every": 2}, "exactly one"),
         ({"outer_optimizer": used_before()}, "has state already"),
-        ({"outer_optimizer": outer_sgd(model_of())}, "needs all that the inner one moves"),
+        ({"outer_optimizer": outer_sgd(model_of())}, "needs all parameters of the inner one"),
     ],
 )
 def test_what_does_not_fit_is_refused(options: dict[str, Any], reason: str) -> None:

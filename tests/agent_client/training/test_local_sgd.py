@@ -210,9 +210,9 @@ def constant_batch(agent: LoneAgent) -> object:
     [
         (lambda agent: local_sgd(agent, sync_every=0), "must be at least 1, not 0 and 2"),
         (lambda agent: local_sgd(agent, attempts=0), "must be at least 1, not 3 and 0"),
-        (lambda agent: (local_sgd(agent), local_sgd(agent)), "one LocalSGD or DiLoCo an agent"),
+        (lambda agent: (local_sgd(agent), local_sgd(agent)), "one LocalSGD or DiLoCo per Agent"),
         (constant_batch, "constant_batch"),
-        (foreign_parameter, "not the model's"),
+        (foreign_parameter, "parameters outside the model"),
     ],
 )
 def test_what_does_not_fit_is_refused(make: Callable[[LoneAgent], object], reason: str) -> None:
