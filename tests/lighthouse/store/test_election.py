@@ -102,7 +102,7 @@ async def test_a_request_that_fails_by_any_exception_is_a_failed_one_with_its_te
 
 
 async def test_a_leader_that_cannot_begin_to_serve_ends() -> None:
-    lighthouse = Lighthouse(OddClient("", StoreUnavailable("")))
+    lighthouse = Lighthouse(OddClient("nothing", StoreUnavailable("")))
 
     def lead() -> None:
         raise KeyError("a defect")
