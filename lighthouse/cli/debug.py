@@ -45,7 +45,7 @@ from lighthouse_protocol.rules.access import Role
 from lighthouse_runtime.process.children import command_lines
 from lighthouse_runtime.process.commands import installed_versions
 from lighthouse_runtime.process.logs import REMOVED, without_credentials
-from lighthouse_runtime.security.client_tls import ClientTls, fetch_tls
+from lighthouse_runtime.security.client_tls import ClientTls, fetch_tls, load_key_pair
 from lighthouse_runtime.security.serving import with_local_credentials
 from lighthouse_runtime.timing.pacing import BackgroundRead
 
@@ -305,7 +305,7 @@ def _tls(tls: ClientTls, coordinator: Coordinator) -> ssl.SSLContext:
     context = ssl.create_default_context(cadata=tls.roots.decode())
     context.check_hostname = not tls.name
     if coordinator.files.cert:
-        context.load_cert_chain(coordinator.files.cert, coordinator.files.key)
+        load_key_pair(context, coordinator.files.cert, coordinator.files.key)
     return context
 
 

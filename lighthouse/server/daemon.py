@@ -48,7 +48,7 @@ from lighthouse_protocol.rules.rate_limits import PeerLimits
 from lighthouse_runtime.log_event import event
 from lighthouse_runtime.net.address import grpc_bind, served_host, split_bind
 from lighthouse_runtime.process.logs import recent_lines
-from lighthouse_runtime.process.loop import ServiceManager, StopRequest, announce
+from lighthouse_runtime.process.loop import ServiceManager, StopRequest, announce, start_part
 from lighthouse_runtime.server.grpc_server import GrpcServer, Peers
 from lighthouse_runtime.server.streams import OutputGate
 from lighthouse_runtime.web.control import HttpControl, HttpGuard
@@ -77,10 +77,11 @@ class LighthouseDaemon:
 
     def __init__(self, config: LighthouseConfig, stop: Callable[[int], None]) -> None:
         self._config = config
+        self._end = stop
         self._is_ready = False
         self._memory = config.memory()
         etcd = config.etcd_client()
-        self._shared = None if etcd is None else SharedStore(etcd, config.store_ttl_s, self.lead, self.follow)
+        self._shared = None if etcd is None else SharedStore(etcd, config.store_ttl_s, self.lead, self.follow, stop)
         folder = config.incident_folder(self._memory)
         self._ledger = None if folder is None else LedgerFiles(folder)
         files = None if folder is None else IncidentFiles(folder)
@@ -212,8 +213,8 @@ class LighthouseDaemon:
             raise
         self._is_ready = True
         self._repeating = (
-            asyncio.create_task(self._renew(), name="certificates"),
-            asyncio.create_task(self._sample(), name="samples"),
+            start_part(self._renew(), "the renewal of certificates", self._end),
+            start_part(self._sample(), "the sampling of progress", self._end),
         )
         await self._greet()
 
@@ -354,7 +355,7 @@ class LighthouseDaemon:
         return [server for server in (self._grpc, self._torchft) if server is not None]
 
     def _run(self, work: Coroutine[None, None, None]) -> None:
-        task = asyncio.create_task(work)
+        task = start_part(work, "a change of leader", self._end)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 

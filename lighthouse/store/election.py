@@ -31,6 +31,7 @@ from lighthouse.store.records import after_prefix
 from lighthouse_protocol.refusals import LighthouseError, NotLeader
 from lighthouse_runtime.log_event import event
 from lighthouse_runtime.ports import Timers
+from lighthouse_runtime.process.loop import start_part
 from lighthouse_runtime.server.streams import OutputGate
 from lighthouse_runtime.timing.pacing import SuspensionTimers
 from lighthouse_runtime.timing.timers import DeadlineTimer
@@ -146,13 +147,19 @@ class SharedStore:
         ttl_s: The lease's duration in seconds.
         lead: Starts serving as the leader. The records are already loaded.
         follow: Stops serving, and refuses all callers with the given error.
+        end: Ends this lighthouse with an exit status, after a defect.
     """
 
     def __init__(
-        self, client: EtcdClient, ttl_s: float, lead: Callable[[], None], follow: Callable[[NotLeader], None]
+        self,
+        client: EtcdClient,
+        ttl_s: float,
+        lead: Callable[[], None],
+        follow: Callable[[NotLeader], None],
+        end: Callable[[int], object],
     ) -> None:
         self._client = client
-        self._lead, self._follow = lead, follow
+        self._lead, self._follow, self._end = lead, follow, end
         self.gate = OutputGate(self.refusal)
         self.records = EtcdStore(client.address.prefix, self._wake, self.gate.hold)
         self._config = CandidateConfig(secrets.token_hex(8), ttl_s)
@@ -227,7 +234,7 @@ class SharedStore:
             log.error("%s", text, extra=event("credentials_differ", leader=leader.address))
 
     def send(self, request: Request) -> None:
-        task = asyncio.create_task(self._perform(request))
+        task = start_part(self._perform(request), "the election", self._end)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 

@@ -22,6 +22,7 @@ import aiohttp
 from lighthouse_protocol.identity import Address, parse_address
 from lighthouse_protocol.refusals import InvalidRequest, LighthouseError, NotPermitted, Unreachable, WrongState
 from lighthouse_runtime.process.files import WatchedFile
+from lighthouse_runtime.security.client_tls import load_key_pair
 
 OPTION = "--store"
 SCHEME = "etcd://"
@@ -328,7 +329,7 @@ class StoreCredentials:
         context.minimum_version = ssl.TLSVersion.TLSv1_2
         if self.cert is not None:
             try:
-                context.load_cert_chain(self.cert, self.key)
+                load_key_pair(context, self.cert, self.key)
             except (OSError, ssl.SSLError) as e:
                 raise InvalidRequest(f"cannot read {self.cert} with --store-key: {e}", field="--store-cert") from e
         return context

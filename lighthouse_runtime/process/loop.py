@@ -1,4 +1,4 @@
-"""A daemon's event loop, its stop signals, and notifications to systemd."""
+"""A daemon's event loop, its background tasks, its stop signals, and notifications to systemd."""
 
 import asyncio
 import contextlib
@@ -10,15 +10,18 @@ import resource
 import signal
 import socket
 from collections.abc import Callable, Coroutine, Mapping
+from typing import Any
 
 import uvloop
 
+from lighthouse_protocol.refusals import InvalidRequest
 from lighthouse_runtime.log_event import event
 from lighthouse_runtime.ports import Timer, Timers
 
 log = logging.getLogger(__name__)
 
 
+MIN_OPEN_FILES = 64  # a daemon opens about 30 for its loop, its ports, its journal and its first connections
 MAX_OPEN_FILES = 65_536
 NICE = -10
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
@@ -61,7 +64,11 @@ class StopRequest:
 
 
 def run_daemon(main: Callable[[StopRequest], Coroutine[None, None, None]]) -> int:
-    """Run `main` on a new event loop and return the exit status. Stop signals set the StopRequest."""
+    """Run `main` on a new event loop and return the exit status. Stop signals set the StopRequest.
+
+    Raises:
+        LighthouseError: From `main`, or because the limit of open files is below MIN_OPEN_FILES.
+    """
     _raise_open_files()
     _raise_priority()
     # Imported modules are permanent; the garbage of a round with a thousand groups has no cycles.
@@ -78,6 +85,23 @@ def run_daemon(main: Callable[[StopRequest], Coroutine[None, None, None]]) -> in
         return runner.run(supervised())
 
 
+def start_part(work: Coroutine[Any, Any, None], name: str, end: Callable[[int], object]) -> asyncio.Task[None]:
+    """Run a part of a daemon in a background task. If it fails, log the error and call `end` with exit status 1.
+
+    No caller awaits such a task: without this rule, the daemon would continue without the part, and without a message.
+    """
+
+    def check(task: asyncio.Task[None]) -> None:
+        if not task.cancelled() and (error := task.exception()) is not None:
+            log.critical("a defect has ended %s, and this process ends with it", name, exc_info=error,
+                         extra=event("part_failed", part=name))  # fmt: skip
+            end(1)
+
+    task = asyncio.create_task(work, name=name)
+    task.add_done_callback(check)
+    return task
+
+
 def announce(descriptor: int | None, text: object) -> None:
     """Report readiness to the parent by writing `text` to the pipe `descriptor`. Do nothing if there is no pipe."""
     if descriptor is not None:
@@ -89,6 +113,9 @@ def _raise_open_files() -> None:
     # Each connection takes a descriptor, and the soft limit is often 1024.
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = MAX_OPEN_FILES if hard == resource.RLIM_INFINITY else min(hard, MAX_OPEN_FILES)
+    if wanted < MIN_OPEN_FILES:
+        few = f"{wanted} open files are too few; at least {MIN_OPEN_FILES} are needed"
+        raise InvalidRequest(few, field="ulimit -n")
     if soft != resource.RLIM_INFINITY and soft < wanted:
         resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 

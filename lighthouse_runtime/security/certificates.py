@@ -5,6 +5,7 @@ import ipaddress
 from collections.abc import Sequence
 
 from cryptography import x509
+from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
@@ -40,13 +41,16 @@ def make_ca() -> tuple[bytes, bytes]:
 
 
 def make_server(ca_pem: bytes, ca_key_pem: bytes, names: Sequence[str]) -> tuple[bytes, bytes]:
-    """Create a server certificate that a CA signs. Raise ValueError if the CA's key or certificate is malformed.
+    """Create a server certificate that a CA signs. Raise ValueError if the CA's key or certificate is unusable.
 
     Return the private key, and the certificate followed by the CA's, both as PEM. The first of `names` is also the
     subject's common name.
     """
     ca = x509.load_pem_x509_certificate(ca_pem)
-    ca_key = serialization.load_pem_private_key(ca_key_pem, None)
+    try:
+        ca_key = serialization.load_pem_private_key(ca_key_pem, None)
+    except (TypeError, UnsupportedAlgorithm) as e:  # TypeError: the key is encrypted
+        raise ValueError(f"ca.key cannot be used: {e}") from None
     if not isinstance(ca_key, ec.EllipticCurvePrivateKey):
         raise ValueError("ca.key is not an elliptic-curve key")
     key = ec.generate_private_key(ec.SECP256R1())

@@ -77,7 +77,7 @@ def fetch_tls(coordinator: Coordinator, timeout_s: float, *, waits: bool = False
     if files.cert:
         cert, key = _read(files.cert, "--client-cert"), _read(files.key, "--client-key")
         try:
-            ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).load_cert_chain(files.cert, files.key)
+            load_key_pair(ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT), files.cert, files.key)
         except OSError as e:
             raise Unreachable(
                 f"--client-cert: {files.cert} with the key {files.key} cannot be used ({e}); pass a PEM certificate "
@@ -121,6 +121,18 @@ def refused_client_message(address: str, files: TlsFiles) -> str:
         f"does not know: {files.cert} must be signed by a CA in its --tls-client-ca, be good for client "
         "authentication, and be valid by its clock"
     )
+
+
+def load_key_pair(context: ssl.SSLContext, certificate: Path | str, key: Path | str | None) -> None:
+    """Load a certificate and its private key into `context`. Raise OSError if they are unusable or `key` is encrypted.
+
+    By default, OpenSSL would ask for the passphrase of an encrypted key on the terminal, and block this thread.
+    """
+
+    def refuse() -> str:
+        raise OSError("the key is encrypted: remove its passphrase, for example with `openssl pkey`")
+
+    context.load_cert_chain(certificate, key, refuse)
 
 
 def _has_expired(path: str) -> bool:

@@ -31,7 +31,7 @@ from lighthouse_protocol.refusals import InvalidRequest, NotPermitted
 from lighthouse_protocol.rules.access import Principal, Role
 from lighthouse_runtime.log_event import event
 from lighthouse_runtime.process.files import WatchedFile, make_private, write_private
-from lighthouse_runtime.security.client_tls import SERVER_NAME
+from lighthouse_runtime.security.client_tls import SERVER_NAME, load_key_pair
 
 log = logging.getLogger(__name__)
 
@@ -319,7 +319,7 @@ class CertificateFiles:
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         context.minimum_version = ssl.TLSVersion.TLSv1_2
         try:
-            context.load_cert_chain(self._certificate, self._key)
+            load_key_pair(context, self._certificate, self._key)
         except OSError as e:
             raise ValueError(f"{self._certificate} with the key {self._key} cannot be used: {e}") from None
         if self._client_ca is not None:

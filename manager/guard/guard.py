@@ -315,4 +315,8 @@ def main() -> None:
         signal.signal(number, signal.SIG_IGN)  # the supervisor decides
     process_tree.become_subreaper()
     if os.getppid() == int(sys.argv[2]):
-        Guard(control).run()
+        try:
+            guard = Guard(control)
+        except OSError as e:
+            sys.exit(f"Error: TMPDIR: the guard of the ranks cannot create a temporary folder: {e}")
+        guard.run()

@@ -36,7 +36,7 @@ from lighthouse_protocol.rules.stall import Limits
 from lighthouse_runtime.client.clients import AsyncLighthouseClient
 from lighthouse_runtime.log_event import event
 from lighthouse_runtime.net.address import grpc_bind, listening_host, resolves_to_loopback, split_bind
-from lighthouse_runtime.process.loop import ServiceManager, StopRequest, announce
+from lighthouse_runtime.process.loop import ServiceManager, StopRequest, announce, start_part
 from lighthouse_runtime.security.access import LocalOperatorAccess
 from lighthouse_runtime.server.grpc_server import Entry, GrpcServer
 from lighthouse_runtime.timing.pacing import SuspensionTimers
@@ -188,7 +188,7 @@ class ManagerDaemon:
         self._store_address = config.store
         if config.store == "auto":
             self._store = await StoreProcess.start(config.store_python, listening_host(self._host))
-            self._tasks.append(asyncio.create_task(self._watch_store(self._store), name="store"))
+            self._tasks.append(start_part(self._watch_store(self._store), "the watch of the store", self._end))
             self._store_address = str(Address(self._host, self._store.port))
         # Start gRPC only now: it does not survive the fork that starts the store.
         more = self._supervisor.entries() if self._supervisor is not None else {}
@@ -208,7 +208,7 @@ class ManagerDaemon:
         self._lag.watch()
         if config.http is not None:
             await self._start_http(config.http)
-        self._tasks.append(asyncio.create_task(self._run(), name="sessions"))
+        self._tasks.append(start_part(self._run(), "the link to the lighthouse", self._end))
         self._log_start()
 
     async def _run(self) -> None:

@@ -62,7 +62,7 @@ class SupervisorDriver:
         if status == 0:
             self.feed(events.EndAsked(0, "the group has left its quorum", grace_s=grace_s))
         else:
-            self.feed(events.EndAsked(1, "its manager cannot use the lighthouse; see above"))
+            self.feed(events.EndAsked(1, "its manager cannot continue; see above"))
 
     def feed(self, event: events.Event) -> None:
         self._perform(self.machine.handle(event, self._clock()))

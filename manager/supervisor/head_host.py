@@ -26,7 +26,7 @@ from lighthouse_protocol.wire.streams import NODE_REQUESTS, NODE_RESPONSES
 from lighthouse_runtime.log_event import event
 from lighthouse_runtime.net.address import is_port_taken, resolves_to_loopback, split_bind
 from lighthouse_runtime.process.children import describe_listener
-from lighthouse_runtime.process.loop import STOP_SIGNALS
+from lighthouse_runtime.process.loop import STOP_SIGNALS, start_part
 from lighthouse_runtime.server.grpc_server import Call, Entry, Stream
 from lighthouse_runtime.server.streams import FIRST_WITHIN_S, Requests, Sender
 from manager.evidence import ELSEWHERE, PROBE_TIMEOUT_S, probe_alone
@@ -422,7 +422,7 @@ class HeadHost(HostSupervisor):
         why = f"{signal.Signals(status - 128).name} to the supervisor"
         if self._leaving is None:
             self.feed(events.EndAsked(status, why, is_leaving=True))
-            self._leaving = asyncio.create_task(self._leave_job(events.EndAsked(status, why)), name="leave")
+            self._leaving = start_part(self._leave_job(events.EndAsked(status, why)), "leaving", self.fail)
         elif self._signals[host] > 1:
             self._leaving.cancel()
             self.feed(events.EndAsked(status, why, is_urgent=True))

@@ -21,6 +21,7 @@ from lighthouse_protocol.refusals import (
 from lighthouse_runtime.client.clients import AsyncLighthouseClient
 from lighthouse_runtime.client.streams import SupervisorStream
 from lighthouse_runtime.log_event import event
+from lighthouse_runtime.process.loop import start_part
 from lighthouse_runtime.timing.pacing import Backoff
 from manager.group.link import UnreachableLog
 from manager.supervisor.rules.restart_policy import Report
@@ -37,6 +38,10 @@ class Supervisor(Protocol):
         ...
 
     def heartbeat(self, now: float) -> run.SupervisorHeartbeat: ...
+
+    def fail(self, status: int) -> None:
+        """Exit with `status`, because of a defect."""
+        ...
 
 
 class SupervisorLink:
@@ -60,7 +65,7 @@ class SupervisorLink:
         self._task: asyncio.Task[None] | None = None
 
     def open(self) -> None:
-        self._task = asyncio.create_task(self._run(), name="run")
+        self._task = start_part(self._run(), "the stream to the lighthouse", self._supervisor.fail)
 
     def report_loss(self, lost: run.ProcessLost) -> None:
         self._report.add_loss(lost, self._clock())

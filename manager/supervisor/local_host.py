@@ -30,7 +30,7 @@ from lighthouse_protocol.messages.session import WatchHello
 from lighthouse_protocol.refusals import WrongState
 from lighthouse_runtime.log_event import event
 from lighthouse_runtime.net.address import resolves_to_loopback
-from lighthouse_runtime.process.loop import ServiceManager, on_signals
+from lighthouse_runtime.process.loop import ServiceManager, on_signals, start_part
 from lighthouse_runtime.security.client_tls import variables_of
 from manager.evidence import probe_with_output
 from manager.guard.client import Command, Ended, GuardClient, format_output
@@ -306,7 +306,7 @@ class HostSupervisor(ABC):
             InvalidRequest: If an address, a port or the store is not available. The error names the option.
         """
         on_signals(self._loop, self._on_stop, self._on_warning)
-        guarding = asyncio.create_task(self._watch_guard(), name="guard")
+        guarding = start_part(self._watch_guard(), "the watch of the guard", self.fail)
         systemd = ServiceManager(self._loop, self._state)
         followers: list[asyncio.Task[None]] = []
         try:
@@ -314,7 +314,7 @@ class HostSupervisor(ABC):
             systemd.ready()
             polled = polled_sources(self._sources, self._launch.settings.metadata_endpoint)
             for source in polled:
-                followers.append(asyncio.create_task(follow(source, self.handle_notice), name=source.name))
+                followers.append(start_part(follow(source, self.handle_notice), source.name, self.fail))
             over = await self._over
             systemd.stopping()
             is_expected = over.status in (0, 128 + signal.SIGTERM) or self._signals
@@ -358,6 +358,10 @@ class HostSupervisor(ABC):
         """Make `run` return the status in `over`. Only the first call has an effect."""
         if not self._over.done():
             self._over.set_result(over)
+
+    def fail(self, status: int) -> None:
+        """Exit with `status`, because a part of the supervisor has failed. The guard kills the ranks."""
+        self._finish(GroupEnded(status, "a part of the supervisor has failed; see above"))
 
     def _on_stop(self, number: int) -> None:
         self._read_signal(number)

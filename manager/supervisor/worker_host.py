@@ -29,6 +29,7 @@ from lighthouse_runtime.client.clients import AsyncManagerClient
 from lighthouse_runtime.client.streams import HostStream
 from lighthouse_runtime.log_event import event
 from lighthouse_runtime.process.children import host_id
+from lighthouse_runtime.process.loop import start_part
 from lighthouse_runtime.timing.pacing import Backoff
 from manager.group.link import UnreachableLog
 from manager.guard.client import GuardClient
@@ -101,7 +102,7 @@ class WorkerHost(HostSupervisor):
         """Stop this host's ranks, then exit as in `over`. Further calls can only shorten the grace period."""
         if self._local is not None:
             self._local.halt(self._local.running, grace_s)
-        self._ending = self._ending or asyncio.create_task(self._finish_when_idle(over), name="end")
+        self._ending = self._ending or start_part(self._finish_when_idle(over), "the end", self.fail)
 
     async def _finish_when_idle(self, over: GroupEnded) -> None:
         if self._local is not None:
@@ -128,7 +129,7 @@ class WorkerHost(HostSupervisor):
         grace_s = self._launch.settings.termination_grace_s
         match message:
             case SupervisorWelcome():
-                self._orders = self._orders or asyncio.create_task(self._serve_head(), name="host 0")
+                self._orders = self._orders or start_part(self._serve_head(), "the link to host 0", self.fail)
             case RunStopped():
                 over = GroupEnded(STOPPED_STATUS, f"the run is stopped: {message.text}")
                 self._halt_and_finish(over, min(grace_s, STOP_GRACE_S))

@@ -82,7 +82,7 @@ class EtcdHolder:
         self._run = run
         self._leads = asyncio.Event()
         self._client = EtcdClient(parse_etcd_address(address))
-        self.shared = SharedStore(self._client, TTL_S, self._leads.set, lambda refusal: None)
+        self.shared = SharedStore(self._client, TTL_S, self._leads.set, lambda refusal: None, print)
         self.store = self.shared.records
 
     def start(self) -> None:

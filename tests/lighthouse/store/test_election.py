@@ -1,6 +1,7 @@
 """Whatever goes wrong with a request, the candidate learns it."""
 
 import asyncio
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -66,7 +67,9 @@ class Lighthouse:
         self.client = client
         self.ended: asyncio.Future[NotLeader] = asyncio.get_running_loop().create_future()
         self.began = asyncio.Event()
-        self.shared = SharedStore(client, TTL_S, self.began.set, self.follow)
+        self.lead: Callable[[], None] = self.began.set
+        self.statuses: asyncio.Queue[int] = asyncio.Queue()
+        self.shared = SharedStore(client, TTL_S, lambda: self.lead(), self.follow, self.statuses.put_nowait)
 
     async def start(self) -> None:
         await self.shared.start("me:1", "http://me:2")
@@ -95,6 +98,19 @@ async def test_a_request_that_fails_by_any_exception_is_a_failed_one_with_its_te
         assert lighthouse.client.revoked == [5], "its lease is given back, so that another lighthouse may lead"
     assert not lighthouse.began.is_set()
     assert any(record.exc_info for record in caplog.records), "a defect of ours: its traceback is in the log"
+    await lighthouse.shared.stop()
+
+
+async def test_a_leader_that_cannot_begin_to_serve_ends() -> None:
+    lighthouse = Lighthouse(OddClient("nothing", StoreUnavailable("")))
+
+    def lead() -> None:
+        raise KeyError("a defect")
+
+    lighthouse.lead = lead
+    await lighthouse.start()
+    async with asyncio.timeout(PATIENCE_S):
+        assert await lighthouse.statuses.get() == 1
     await lighthouse.shared.stop()
 
 

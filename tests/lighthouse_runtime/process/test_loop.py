@@ -1,5 +1,6 @@
 """The loop of a daemon: its priority, and what systemd receives over a socket like its own."""
 
+import asyncio
 import os
 import socket
 from collections.abc import Iterator
@@ -7,7 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from lighthouse_runtime.process.loop import FED_PER_TIMEOUT, NICE, STATUS_EVERY_S, ServiceManager
+from lighthouse_runtime.process.loop import (
+    FED_PER_TIMEOUT,
+    MIN_OPEN_FILES,
+    NICE,
+    STATUS_EVERY_S,
+    ServiceManager,
+    start_part,
+)
 from tests.processes import Lighthouse, Process, eventually
 from tests.virtual_loop import VirtualLoop
 
@@ -29,12 +37,50 @@ sys.exit(run_daemon(main))
 """
 
 
+LIMITED = """
+import resource, sys
+from lighthouse_runtime.process.commands import lighthouse
+
+limit = int(sys.argv.pop(1))
+resource.setrlimit(resource.RLIMIT_NOFILE, (limit, limit))
+lighthouse()
+"""
+
+
 @pytest.mark.skipif(os.geteuid() != 0, reason="raising a process's priority is root's")
 @pytest.mark.parametrize(("nice", "user", "expected"), [(0, "root", NICE), (5, "root", 5), (0, "nobody", 0)])
 def test_priority(nice: int, user: str, expected: int):
     with Process(DAEMON, [str(nice), user]) as process:
         assert process.wait() == 0, process.log()
         assert f"nice {expected}\nthread {expected}" in process.log()
+
+
+@pytest.mark.parametrize("limit", [MIN_OPEN_FILES - 1, MIN_OPEN_FILES])
+def test_a_lighthouse_starts_with_enough_open_files_or_says_that_they_are_too_few(limit: int, tmp_path: Path) -> None:
+    options = ["serve", "--bind", "127.0.0.1:0", "--http", "127.0.0.1:0", "--journal", str(tmp_path / "j.sqlite")]
+    with Process(LIMITED, [str(limit), *options]) as process:
+        if limit == MIN_OPEN_FILES:
+            process.wait_for_log("serves gRPC")
+        else:
+            assert process.wait() == 1
+            assert process.log() == "Error: ulimit -n: 63 open files are too few; at least 64 are needed\n"
+
+
+async def test_a_part_that_fails_ends_its_daemon(caplog: pytest.LogCaptureFixture) -> None:
+    statuses: list[int] = []
+
+    async def fail() -> None:
+        raise KeyError("a defect")
+
+    waiting = start_part(asyncio.sleep(60.0), "a part that is cancelled", statuses.append)
+    parts = [start_part(fail(), "the link", statuses.append), start_part(asyncio.sleep(0), "a short part", print)]
+    await asyncio.wait(parts)
+    waiting.cancel()
+    await asyncio.wait([waiting])
+    assert statuses == [1]
+    [line] = caplog.records
+    assert line.getMessage() == "a defect has ended the link, and this process ends with it"
+    assert line.exc_info
 
 
 @pytest.fixture

@@ -5,6 +5,7 @@ import os
 from pathlib import Path
 
 import pytest
+from cryptography.hazmat.primitives import serialization
 
 from lighthouse_protocol.refusals import InvalidRequest, NotPermitted
 from lighthouse_protocol.rules.access import Role
@@ -47,6 +48,25 @@ def test_a_certificate_is_made_anew_by_the_same_ca_before_it_expires(
     assert files._fetch() is not None, "gRPC takes it at the next handshake"
     (second.folder / "ca.key").unlink()
     assert load_or_make(tmp_path / "c", ()).ca_pin == first.ca_pin, "without the CA's key it serves on"
+
+
+def encrypt(key: Path) -> None:
+    plain = serialization.load_pem_private_key(key.read_bytes(), None)
+    form, cipher = serialization.PrivateFormat.PKCS8, serialization.BestAvailableEncryption(b"passphrase")
+    key.write_bytes(plain.private_bytes(serialization.Encoding.PEM, form, cipher))
+
+
+def test_a_key_with_a_passphrase_is_an_error_instead_of_a_prompt(tmp_path: Path) -> None:
+    """A prompt on the terminal would block every handshake."""
+    credentials = load_or_make(tmp_path / "c", ("localhost",))
+    files = CertificateFiles(credentials.certificate, credentials.key)
+    encrypt(credentials.key)
+    files.reload_if_changed()
+    assert "the key is encrypted: remove its passphrase" in files.error
+    encrypt(tmp_path / "c" / "ca.key")
+    credentials.certificate.unlink()
+    with pytest.raises(InvalidRequest, match=r"--credentials: .* ca.key cannot be used: .* is encrypted"):
+        load_or_make(tmp_path / "c", ("localhost",))
 
 
 def test_a_folder_that_is_not_its_own_is_refused_with_the_option(tmp_path: Path) -> None:

@@ -38,6 +38,9 @@ class Supervisor:
     def heartbeat(self, now: float) -> SupervisorHeartbeat:
         return SupervisorHeartbeat()
 
+    def fail(self, status: int) -> None:
+        self.heard.put_nowait(status)
+
 
 def link_to(
     lighthouse: Callable[[], object],
@@ -108,6 +111,19 @@ class TestLosses:
     def test_one_that_was_told_long_before_is_not(self, monkeypatch: pytest.MonkeyPatch):
         monkeypatch.setattr(restart_policy, "DOUBT_S", -1.0)
         assert asyncio.run(self.over_two_streams(monkeypatch)) == [[ENTRY, FIRST], [ENTRY, SECOND]]
+
+
+async def test_a_message_that_cannot_be_handled_ends_the_supervisor(monkeypatch: pytest.MonkeyPatch) -> None:
+    supervisor = Supervisor()
+
+    def receive(message: object) -> None:
+        raise KeyError("a defect")
+
+    monkeypatch.setattr(supervisor, "receive", receive)
+    link = link_to(DumbLighthouse, supervisor, monkeypatch)
+    link.open()
+    assert await asyncio.wait_for(supervisor.heard.get(), 20) == 1
+    await link.close()
 
 
 class RefusingLighthouse(DumbLighthouse):
