@@ -377,6 +377,6 @@ class Scalers:
 
     def _find(self) -> list[torch.amp.GradScaler]:
         """Return the registered scalers, and those that a registered entry holds, such as timm's NativeScaler."""
-        entries = self.state.others.values()
-        held = chain(entries, *(getattr(entry, "__dict__", {}).values() for entry in entries))
+        entries: Any = self.state.others.values()
+        held: chain[Any] = chain(entries, *(getattr(entry, "__dict__", {}).values() for entry in entries))
         return [each for each in held if issubclass(type(each), torch.amp.GradScaler)]

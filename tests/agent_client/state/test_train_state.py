@@ -470,17 +470,18 @@ def test_a_scaler_inside_an_entry_is_put_back_too() -> None:
 
 
 @pytest.mark.parametrize(
-    ("build", "named"),
+    ("wrong", "named"),
     [
-        (lambda model, sgd: TrainState(model, sgd, scheduler=None), "scheduler is a NoneType and has no state_dict"),
-        (lambda model, sgd: TrainState(model, [sgd]), "optimizer is a list and has no param_groups"),
-        (lambda model, sgd: TrainState(sgd, model), "model is a SGD and has no named_parameters"),
+        ({"scheduler": None}, "scheduler is a NoneType and has no state_dict"),
+        ({"optimizer": []}, "optimizer is a list and has no param_groups"),
+        ({"model": Counter()}, "model is a Counter and has no named_parameters"),
     ],
 )
-def test_what_is_no_state_is_named(build: Callable[..., TrainState], named: str) -> None:
+def test_what_is_no_state_is_named(wrong: dict[str, Any], named: str) -> None:
     training = Training()
+    arguments: dict[str, Any] = {"model": training.model, "optimizer": training.sgd, **wrong}
     with pytest.raises(ConfigurationError, match=f"^TrainState: {named}: pass one module"):
-        build(training.model, training.sgd)
+        TrainState(**arguments)
 
 
 def test_a_state_dict_is_the_state_now_and_can_be_loaded() -> None:

@@ -333,7 +333,8 @@ def test_who_skips_a_batch_takes_the_mean_of_a_sparse_gradient() -> None:
 
 def test_who_skips_a_batch_reduces_the_same_map_whatever_the_default_dtype() -> None:
     with peers() as agent, peers() as skipping_agent:
-        model, skipping = ours(Branches(), agent, **FIND_UNUSED), ours(Branches(), skipping_agent, **FIND_UNUSED)
+        model: Any = ours(Branches(), agent, **FIND_UNUSED)
+        skipping: Any = ours(Branches(), skipping_agent, **FIND_UNUSED)
         backward(model, 0, 0, 0)
         torch.set_default_dtype(torch.float64)
         try:
