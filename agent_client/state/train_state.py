@@ -183,7 +183,8 @@ class TrainState:
         except (TypeError, ValueError, RuntimeError) as error:
             raise ConfigurationError(f"no group could heal from this state: {error}") from error
         for name, tensor in [*self.model.named_parameters(), *self.model.named_buffers()]:
-            if not is_sharded(tensor) and any(
+            is_plain = not is_sharded(tensor) and tensor.layout is torch.strided
+            if is_plain and any(
                 stride == 0 and size > 1 for stride, size in zip(tensor.stride(), tensor.shape, strict=True)
             ):
                 raise ConfigurationError(
@@ -339,7 +340,7 @@ def live_objects(*kinds: type) -> list[Any]:
 
 
 def _place_of(value: object) -> int:
-    return value.data_ptr() if type(value) is Tensor else 0
+    return value.data_ptr() if type(value) is Tensor and value.layout is torch.strided else 0
 
 
 def _mark_of(tensor: Tensor) -> tuple[int, int]:

@@ -160,6 +160,19 @@ class TestSendable:
         with pytest.raises(ConfigurationError, match="could heal from this state: Optimizer state has not been consol"):
             training.state.check_sendable()
 
+    @pytest.mark.parametrize("persistent", [True, False])
+    def test_a_sparse_buffer_is_sent_to_nobody(self, persistent: bool) -> None:
+        """As the adjacency of a graph. One that state_dict() leaves out need not be sent."""
+        training = Training()
+        training.model.register_buffer("adjacency", torch.eye(4).to_sparse(), persistent=persistent)
+        training.state.begin_step()
+        if persistent:
+            with pytest.raises(ConfigurationError, match=r"\['adjacency'\] is a torch.* with layout torch.sparse_coo"):
+                training.state.check_sendable()
+        else:
+            training.state.check_sendable()
+            assert training.state.snapshot()
+
     def test_an_expanded_buffer_cannot_be_written(self) -> None:
         training = Training()
         training.model.register_buffer("mask", torch.ones(4).expand(3, 4))
