@@ -18,7 +18,7 @@ HUGE_PAGE_BYTES = 2 * 2**20
 def empty_bytes(size: int) -> torch.Tensor:
     """Return an uninitialized uint8 CPU tensor of shape (size,). The system provides memory only as it is written."""
     if size < HUGE_PAGE_BYTES or not hasattr(mmap, "MADV_HUGEPAGE"):
-        return torch.empty(size, dtype=torch.uint8)
+        return torch.empty(size, dtype=torch.uint8, device="cpu")
     try:
         memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     except (OSError, OverflowError) as error:

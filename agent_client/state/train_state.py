@@ -65,7 +65,13 @@ class TrainState:
             optimizer: The torch optimizer that a FaultTolerantOptimizer wraps.
             **others: Additional entries. Their names must be the same in all groups, and their `state_dict` may contain
                 only tensors, numbers, strings, lists and dicts.
+
+        Raises:
+            ConfigurationError: An argument is of another kind, for example None.
         """
+        _refuse_without("named_parameters", model=model)
+        _refuse_without("param_groups", optimizer=optimizer)
+        _refuse_without("state_dict", **others)
         self.model = model
         self.optimizer = optimizer
         self.others = others
@@ -177,7 +183,8 @@ class TrainState:
         except (TypeError, ValueError, RuntimeError) as error:
             raise ConfigurationError(f"no group could heal from this state: {error}") from error
         for name, tensor in [*self.model.named_parameters(), *self.model.named_buffers()]:
-            if not is_sharded(tensor) and any(
+            is_plain = not is_sharded(tensor) and tensor.layout is torch.strided
+            if is_plain and any(
                 stride == 0 and size > 1 for stride, size in zip(tensor.stride(), tensor.shape, strict=True)
             ):
                 raise ConfigurationError(
@@ -285,6 +292,15 @@ class TrainState:
         return [parameter for group in self.optimizer.param_groups for parameter in group["params"]]
 
 
+def _refuse_without(attribute: str, **entries: object) -> None:
+    for name, entry in entries.items():
+        if not hasattr(entry, attribute):
+            raise ConfigurationError(
+                f"TrainState: {name} is a {type(entry).__name__} and has no {attribute}: pass one module, one "
+                "optimizer, and all else that changes, by name, as objects with state_dict() and load_state_dict()"
+            )
+
+
 def load_uncast(part: Stateful, received: dict[str, Any]) -> None:
     """Load a state. If `part` is an optimizer, keep the dtypes and strings of the received state.
 
@@ -324,7 +340,7 @@ def live_objects(*kinds: type) -> list[Any]:
 
 
 def _place_of(value: object) -> int:
-    return value.data_ptr() if type(value) is Tensor else 0
+    return value.data_ptr() if type(value) is Tensor and value.layout is torch.strided else 0
 
 
 def _mark_of(tensor: Tensor) -> tuple[int, int]:
@@ -338,25 +354,30 @@ def _sample(tensor: Tensor) -> Tensor:
 @dataclass(slots=True)
 class Scalers:
     state: TrainState
-    _begun: dict[str, Any] = field(default_factory=dict[str, Any])
+    _begun: list[tuple[torch.amp.GradScaler, dict[str, Any]]] = field(default_factory=list)
 
     def begin_step(self) -> None:
-        others, begun = self.state.others, self.state.others_begun
-        self._begun = {name: begun[name] for name, other in others.items() if isinstance(other, torch.amp.GradScaler)}
+        self._begun = [(scaler, scaler.state_dict()) for scaler in self._find()]
 
     @property
     def may_skip(self) -> bool:
         """True if a scaler is enabled and may therefore skip steps whose gradients are not finite."""
-        return any(isinstance(each, torch.amp.GradScaler) and each.is_enabled() for each in self.state.others.values())
+        return any(scaler.is_enabled() for scaler in self._find())
 
     @property
     def has_state_changed(self) -> bool:
         """True if a scaler's state has changed since the step began, for example because it has skipped the step."""
-        return any(self.state.others[name].state_dict() != begun for name, begun in self._begun.items())
+        return any(scaler.state_dict() != begun for scaler, begun in self._begun)
 
     def restore(self) -> None:
-        for name, begun in self._begun.items():
-            self.state.others[name].load_state_dict(begun)
+        for scaler, begun in self._begun:
+            scaler.load_state_dict(begun)
 
     def forget_begun(self) -> None:
-        self._begun = {}
+        self._begun = []
+
+    def _find(self) -> list[torch.amp.GradScaler]:
+        """Return the registered scalers, and those that a registered entry holds, such as timm's NativeScaler."""
+        entries: Any = self.state.others.values()
+        held: chain[Any] = chain(entries, *(getattr(entry, "__dict__", {}).values() for entry in entries))
+        return [each for each in held if issubclass(type(each), torch.amp.GradScaler)]

@@ -187,7 +187,8 @@ class Salvage:
         self._buckets.append(_Kept(bucket.parameters(), bucket.buffer().clone(), name, rest))
         if bucket.is_last() and not self._is_logged:
             self._is_logged = True
-            held_bytes = sum(kept.content.nbytes for kept in self._buckets)
+            dense = [kept.content for kept in self._buckets if kept.content.layout is torch.strided]
+            held_bytes = sum(content.nbytes for content in dense)
             log.info("salvage: %.1f MiB of gradients are kept for each step", held_bytes / MIB)
 
     def keep_used(self, used: Tensor, name: str) -> None:
@@ -223,8 +224,10 @@ class Salvage:
 def _gradient_views(content: Tensor, parameters: Sequence[Tensor]) -> list[Tensor]:
     """Return the gradients of `parameters` as views of a bucket's content.
 
-    Like torch, use the memory order of a parameter if its memory has no gaps.
+    Like torch, use the memory order of a parameter if its memory has no gaps. A sparse gradient is a bucket of its own.
     """
+    if content.layout is not torch.strided:
+        return [content]
     pieces = content.split([parameter.numel() for parameter in parameters])
     return [
         piece.as_strided(parameter.shape, parameter.stride())
@@ -287,12 +290,7 @@ class DistributedDataParallel(parallel.DistributedDataParallel):
         group.parameters, are_sparse = self._build_params_for_reducer()
         group.label = name = _name_in(agent.state.model, module)
         self._lay_out_buckets()
-        reduced = set(map(id, group.parameters))
-        self._frozen = {
-            name: parameter
-            for name, parameter in module.named_parameters()
-            if id(parameter) not in reduced and name not in self.parameters_to_ignore
-        }
+        self._reduced = set(map(id, group.parameters))
         self.salvage = Salvage(held, group.parameters) if salvage else None
         if self.salvage is not None:
             group.salvage = self.salvage
@@ -378,14 +376,18 @@ class DistributedDataParallel(parallel.DistributedDataParallel):
         self._drop_unreduced_pass()
         if self._reduction.buckets is not None:
             return False
+        try:
+            buckets = self.reducer._get_zeros_like_grad_buckets()
+        except RuntimeError:  # torch learns the layout of a sparse gradient in the first backward pass
+            return False
         for mark in passes:
             mark.is_skipped = True
         self._shared.restore()  # undo the changes by this batch
-        for bucket in self.reducer._get_zeros_like_grad_buckets():
+        for bucket in buckets:
             name, rest = self._reduction.bucket_name(bucket.index()), self._reduction.following(bucket.index())
             mean = self._agent.all_reduce(bucket.buffer(), name=name, followed_by=rest).result()
             for parameter, view in zip(bucket.parameters(), _gradient_views(mean, bucket.parameters()), strict=True):
-                parameter.grad = view.clone(memory_format=torch.preserve_format)
+                parameter.grad = view.clone()
         if self.find_unused_parameters:
             self._group.contribute_zeros()
         self._reduction.reset()
@@ -403,11 +405,13 @@ class DistributedDataParallel(parallel.DistributedDataParallel):
 
     def share_buffers(self) -> None:
         """Start sharing the buffers. Raise torch's RuntimeError if some parameters were not used in the pass."""
-        for name, parameter in self._frozen.items():
-            if parameter.requires_grad and parameter.grad is not None:
+        for name, parameter in self.module.named_parameters():
+            has_gradient = parameter.requires_grad and parameter.grad is not None
+            if has_gradient and id(parameter) not in self._reduced and name not in self.parameters_to_ignore:
                 raise ConfigurationError(
-                    f"{name} was frozen when DistributedDataParallel was created, so its gradient is not averaged over "
-                    "the groups: create DistributedDataParallel(model, agent) again after you unfreeze parameters"
+                    f"{name} was frozen or missing when DistributedDataParallel was created, so its gradient is not "
+                    "averaged over the groups: create DistributedDataParallel(model, agent) again after you unfreeze, "
+                    "add or replace parameters"
                 )
         self.reducer._check_reducer_finalized()
         self._shared.start()
@@ -481,7 +485,7 @@ class _GroupAmongGroups(ObservedGroup):
         return c10d._create_work_from_future(marked)  # pyright: ignore[reportAttributeAccessIssue]
 
     def contribute_zeros(self) -> None:
-        here = torch.zeros(len(self.parameters))
+        here = torch.zeros(len(self.parameters), dtype=torch.float32, device=self.parameters[0].device)  # as in the map
         self._forget(self.agent.all_reduce(here, name=self._map).result() == 0)
 
     @property

@@ -157,6 +157,16 @@ class FaultTolerantOptimizer(Optimizer):
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         self.wrapped.add_param_group(param_group)
 
+    def __getattr__(self, name: str) -> Any:
+        """Return a public attribute of the wrapped optimizer, such as `train` and `eval` of a schedule-free one.
+
+        Private ones, such as `_step_supports_amp_scaling`, would make a GradScaler treat this object like the wrapped
+        optimizer.
+        """
+        if name == "wrapped" or name.startswith("_"):
+            raise AttributeError(f"{type(self).__name__} has no attribute {name!r}", name=name, obj=self)
+        return getattr(self.wrapped, name)
+
     def __getstate__(self) -> NoReturn:
         raise TypeError(
             "a FaultTolerantOptimizer cannot be copied or pickled, because it belongs to an Agent: use its "

@@ -211,13 +211,13 @@ class StepSampler:
             Sample indices, int64 of shape (batch_size,).
         """
         length, batch_size = self.data.length, self.data.batch_size
-        at = torch.arange(number * batch_size, (number + 1) * batch_size)
+        at = torch.arange(number * batch_size, (number + 1) * batch_size, device="cpu")
         epochs = torch.div(at, length, rounding_mode="floor")
         parts = [self._permutation(int(epoch))[at[epochs == epoch] % length] for epoch in epochs.unique()]
         return torch.cat(parts)
 
     def _permutation(self, epoch: int) -> torch.Tensor:
         if self._order is None or self._order[0] != epoch:
-            generator = torch.Generator().manual_seed((self.data.seed * 1_000_003 + epoch) % 2**64)
-            self._order = (epoch, torch.randperm(self.data.length, generator=generator))
+            generator = torch.Generator("cpu").manual_seed((self.data.seed * 1_000_003 + epoch) % 2**64)
+            self._order = (epoch, torch.randperm(self.data.length, generator=generator, device="cpu"))
         return self._order[1]

@@ -50,6 +50,13 @@ def checksummed(blob: bytes) -> bytes:
 SMALL = {"w": torch.arange(3, dtype=torch.int16), "n": [1, 2.5, "ü", None], "b": b"\x00\xff", "e": torch.empty(0)}
 
 
+def test_it_is_decoded_to_the_cpu_whatever_the_default_device() -> None:
+    content = encoded(SMALL)
+    with torch.device("meta"):
+        decoded = decode(content)
+    assert same(decoded, SMALL)
+
+
 class TestRoundTrip:
     @settings(max_examples=300)
     @given(trees, st.integers(1, 40))

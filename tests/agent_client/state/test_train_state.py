@@ -11,7 +11,7 @@ from torch.optim import lr_scheduler
 
 from agent_client.errors import ConfigurationError
 from agent_client.state.snapshot import StateMismatch
-from agent_client.state.train_state import TrainState
+from agent_client.state.train_state import Scalers, TrainState
 from agent_client.training.optimizer import FaultTolerantScheduler
 from tests.agent_client.lone_agent import LoneAgent
 from tests.agent_client.state.trees import encoded, over_the_wire
@@ -159,6 +159,19 @@ class TestSendable:
         training.sgd.state_dict = raises  # type: ignore[method-assign]
         with pytest.raises(ConfigurationError, match="could heal from this state: Optimizer state has not been consol"):
             training.state.check_sendable()
+
+    @pytest.mark.parametrize("persistent", [True, False])
+    def test_a_sparse_buffer_is_sent_to_nobody(self, persistent: bool) -> None:
+        """As the adjacency of a graph. One that state_dict() leaves out need not be sent."""
+        training = Training()
+        training.model.register_buffer("adjacency", torch.eye(4).to_sparse(), persistent=persistent)
+        training.state.begin_step()
+        if persistent:
+            with pytest.raises(ConfigurationError, match=r"\['adjacency'\] is a torch.* with layout torch.sparse_coo"):
+                training.state.check_sendable()
+        else:
+            training.state.check_sendable()
+            assert training.state.snapshot()
 
     def test_an_expanded_buffer_cannot_be_written(self) -> None:
         training = Training()
@@ -436,6 +449,52 @@ class TestInPlace:
         source.state.begin_step()
         with pytest.raises(StateMismatch, match=r"\['standing'\]\['outer'\]: missing"):
             target.state.check(source.state.in_place())
+
+
+class NativeScaler:
+    """timm's: it holds torch's."""
+
+    def __init__(self) -> None:
+        self.scaler = torch.amp.GradScaler("cpu", 8.0, growth_interval=1)
+
+    def state_dict(self) -> dict[str, Any]:
+        return self.scaler.state_dict()
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self.scaler.load_state_dict(state_dict)
+
+
+def test_a_scaler_inside_an_entry_is_put_back_too() -> None:
+    """After a discarded step, which other groups may have missed."""
+    training, wrapper = Training(), NativeScaler()
+    scalers = Scalers(TrainState(training.model, training.sgd, scaler=wrapper))
+    assert scalers.may_skip
+    scaler = wrapper.scaler
+    scaler.scale(torch.ones(1))
+    scalers.begin_step()
+    scaler.scale(training.forward(0)).backward()
+    scaler.step(training.sgd)
+    scaler.update()
+    assert scaler.get_scale() == 16.0
+    assert scalers.has_state_changed
+    scalers.restore()
+    assert scaler.get_scale() == 8.0
+    assert not scalers.has_state_changed
+
+
+@pytest.mark.parametrize(
+    ("wrong", "named"),
+    [
+        ({"scheduler": None}, "scheduler is a NoneType and has no state_dict"),
+        ({"optimizer": []}, "optimizer is a list and has no param_groups"),
+        ({"model": Counter()}, "model is a Counter and has no named_parameters"),
+    ],
+)
+def test_what_is_no_state_is_named(wrong: dict[str, Any], named: str) -> None:
+    training = Training()
+    arguments: dict[str, Any] = {"model": training.model, "optimizer": training.sgd, **wrong}
+    with pytest.raises(ConfigurationError, match=f"^TrainState: {named}: pass one module"):
+        TrainState(**arguments)
 
 
 def test_a_state_dict_is_the_state_now_and_can_be_loaded() -> None:

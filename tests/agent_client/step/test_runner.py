@@ -187,6 +187,27 @@ def test_float32_is_summed_and_then_divided() -> None:
         assert torch.equal(result, (inside + inside + inside) / 3)
 
 
+def test_a_mean_leaves_no_trace_in_the_graph_of_its_tensor() -> None:
+    """A loss that is averaged for a log would otherwise give each group a fraction of its gradient."""
+    weight = torch.tensor([2.0, 3.0], requires_grad=True)
+    loss = (weight * 5).sum()
+    reduced(loss, groups=2, ranks=2)
+    loss.backward()
+    assert weight.grad is not None
+    assert weight.grad.tolist() == [5.0, 5.0]
+    reduced(weight, groups=2, ranks=2)
+    assert weight.tolist() == [2.0, 3.0]
+    assert not weight.is_inference()
+
+
+@pytest.mark.parametrize("reduce_dtype", ["tensor", "float32"])
+def test_the_result_of_an_evaluation_in_inference_mode_can_be_averaged(reduce_dtype: str) -> None:
+    with torch.inference_mode():
+        accuracy = torch.tensor([[0.25, 0.5], [0.75, 1.0]]).bfloat16()[:, 1]
+    result, *_ = reduced(accuracy, groups=2, ranks=2, reduce_dtype=reduce_dtype)
+    assert result.tolist() == [0.5, 1.0]
+
+
 @pytest.mark.parametrize("part", [lambda whole: whole[:, ::2], lambda whole: whole[1:, 1:], torch.t])
 def test_of_a_part_of_a_tensor_that_part_is_reduced(part: Callable[[Tensor], Tensor]) -> None:
     whole = torch.arange(16.0).reshape(4, 4)

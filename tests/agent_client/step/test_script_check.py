@@ -133,7 +133,7 @@ def test_a_scaler_that_would_not_heal(state: TrainState) -> None:
     with pytest.raises(ConfigurationError, match=r"TrainState\(model, optimizer, scaler=scaler\)"):
         refuse_live_objects(state, has_reduced=True)
     refuse_live_objects(TrainState(state.model, state.optimizer, scaler=scaler), has_reduced=True)
-    holder: Any = SimpleNamespace(inner=scaler)
+    holder: Any = SimpleNamespace(inner=scaler, state_dict=dict)
     refuse_live_objects(TrainState(state.model, state.optimizer, holder=holder), has_reduced=True)
 
 

@@ -211,6 +211,24 @@ def test_a_parameter_that_is_thawed_later_is_named(options: dict[str, Any]) -> N
             model.share_buffers()
 
 
+@pytest.mark.parametrize("is_replaced", [True, False])
+def test_a_parameter_that_comes_later_is_named(is_replaced: bool) -> None:
+    """A new head, or weights that load_state_dict(assign=True) has put in place of those that were wrapped."""
+    with peers() as agent:
+        tower: Any = Tower()
+        model: Any = ours(tower, agent, **FIND_UNUSED)
+        backward(model, 0, 0)
+        model.share_buffers()
+        if is_replaced:
+            tower.load_state_dict({name: each.clone() for name, each in tower.state_dict().items()}, assign=True)
+        else:
+            tower.registered[2] = torch.nn.Linear(20, 4)
+        agent.meet()
+        backward(model, 1, 0)
+        with pytest.raises(ConfigurationError, match=r"^registered\.[02]\.weight was frozen or missing .* or replace"):
+            model.share_buffers()
+
+
 def test_replicas_agree_on_a_parameter_that_only_one_of_them_used() -> None:
     """Its gradient is the mean with zeros in both: else one replica moves it and the other does not."""
     with peers() as first_agent, peers() as second_agent:
@@ -287,6 +305,43 @@ def test_who_skips_a_batch_takes_the_mean_in_the_memory_order_of_its_parameters(
             assert one is not None
             assert other is not None
             assert torch.equal(one / 2, other)
+
+
+def embedding() -> torch.nn.Sequential:
+    torch.manual_seed(0)
+    return torch.nn.Sequential(torch.nn.EmbeddingBag(20, 8, sparse=True), torch.nn.Linear(8, 2))
+
+
+def test_who_skips_a_batch_takes_the_mean_of_a_sparse_gradient() -> None:
+    """torch knows its layout from the first backward pass on: before that, the step cannot be done."""
+    with peers() as agent, peers() as skipping_agent:
+        model: Any = ours(embedding(), agent)
+        skipping: Any = ours(embedding(), skipping_agent)
+        assert not skipping.contribute_zeros()
+        for each in (model, skipping):
+            each.zero_grad()
+            each(torch.tensor([[1, 2], [2, 3]])).square().mean().backward()
+        skipping.zero_grad()
+        skipping_agent.meet(agent.seen)
+        assert skipping.contribute_zeros()
+        for one, other in zip(gradients(model), gradients(skipping), strict=True):
+            assert one is not None
+            assert other is not None
+            assert one.layout is other.layout
+            assert torch.equal(one.to_dense() / 2, other.to_dense())
+
+
+def test_who_skips_a_batch_reduces_the_same_map_whatever_the_default_dtype() -> None:
+    with peers() as agent, peers() as skipping_agent:
+        model: Any = ours(Branches(), agent, **FIND_UNUSED)
+        skipping: Any = ours(Branches(), skipping_agent, **FIND_UNUSED)
+        backward(model, 0, 0, 0)
+        torch.set_default_dtype(torch.float64)
+        try:
+            assert skipping.contribute_zeros()
+        finally:
+            torch.set_default_dtype(torch.float32)
+        assert [each.dtype for each in skipping_agent.seen] == [each.dtype for each in agent.seen]
 
 
 def test_an_error_of_the_agent_ends_the_backward_pass() -> None:

@@ -45,6 +45,25 @@ def test_zero_grad_begins_the_step_and_step_votes_on_it() -> None:
     assert voter.asked == ["quorum", "vote"]
 
 
+def test_it_has_the_public_attributes_of_the_one_that_it_wraps() -> None:
+    """A schedule-free optimizer is told whether the script trains or evaluates. A scaler must still unscale itself."""
+
+    class ScheduleFree(torch.optim.SGD):
+        trains = False
+
+        def train(self) -> None:
+            self.trains = True
+
+    model = model_of()
+    inner = ScheduleFree(model.parameters(), lr=0.1)
+    inner._step_supports_amp_scaling = True  # type: ignore[attr-defined]
+    optimizer = FaultTolerantOptimizer(inner, LoneAgent())  # type: ignore[arg-type]
+    optimizer.train()
+    assert inner.trains
+    assert not hasattr(optimizer, "_step_supports_amp_scaling")
+    assert not hasattr(optimizer, "eval")
+
+
 @pytest.mark.parametrize("copy_of", [copy.deepcopy, pickle.dumps])
 def test_a_copy_of_it_would_have_no_agent(copy_of: Callable[[object], object]) -> None:
     with pytest.raises(TypeError, match=r"state_dict\(\), or copy the optimizer that it wraps"):

@@ -1,5 +1,6 @@
 """A peer dies in the middle of a backward pass: the very step commits, with the survivors' average, bit for bit."""
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -15,7 +16,7 @@ from agent_client.training.ddp import Salvage
 from tests.agent_client.jobs import Job
 from tests.agent_client.lone_agent import LoneAgent
 from tests.agent_client.ranks import Pending, Rank
-from tests.agent_client.training.test_ddp import strided
+from tests.agent_client.training.test_ddp import embedding, strided
 
 TIMES = ("--join-timeout", "5s", "--heartbeat-timeout", "3s")
 ACTOR = "tests.agent_client.ddp_actor:DdpActor"
@@ -132,8 +133,15 @@ def test_who_salvages_meets_who_computes_anew(job: Job) -> None:
     assert anew["hash"] == salvaged["hash"]
 
 
-def test_the_memory_order_of_parameters_is_that_of_their_buckets() -> None:
-    model = strided()
+@pytest.mark.parametrize(
+    ("make", "inputs"),
+    [(strided, torch.arange(96.0).reshape(2, 3, 4, 4)), (embedding, torch.tensor([[1, 2], [2, 3]]))],
+    ids=["memory order", "sparse"],
+)
+def test_each_bucket_is_split_into_the_gradients_of_its_parameters(
+    make: Callable[[], torch.nn.Module], inputs: torch.Tensor
+) -> None:
+    model = make()
     group = GlooGroup(HashStore(), 0, 1, "127.0.0.1", connect_timeout_s=10.0, timeout_s=10.0)
     wrapped = parallel.DistributedDataParallel(model, process_group=group.for_torch("salvage"))
     agent: Any = LoneAgent()
@@ -147,12 +155,13 @@ def test_the_memory_order_of_parameters_is_that_of_their_buckets() -> None:
         return done
 
     wrapped.register_comm_hook(None, keep)
-    wrapped(torch.randn(2, 3, 4, 4)).square().mean().backward()
+    wrapped(inputs).square().mean().backward()
     computed = [parameter.grad.clone() for parameter in model.parameters() if parameter.grad is not None]
-    for parameter in model.parameters():
-        parameter.grad = torch.zeros_like(parameter)
+    for parameter, gradient in zip(model.parameters(), computed, strict=True):
+        parameter.grad = torch.zeros_like(gradient)
     salvage.reduce_again()
     for parameter, gradient in zip(model.parameters(), computed, strict=True):
         assert parameter.grad is not None
-        assert torch.equal(parameter.grad, gradient)
+        assert parameter.grad.layout is gradient.layout
+        assert torch.equal(parameter.grad.to_dense(), gradient.to_dense())
     group.abort()

@@ -76,6 +76,14 @@ def test_the_order_of_a_negative_seed_is_that_of_torch() -> None:
     assert StepSampler(50, 50, Place(), -3).batch(0).equal(torch.randperm(50, generator=generator))
 
 
+def test_its_indices_are_on_the_cpu_whatever_the_default_device() -> None:
+    """torch cannot shuffle on a GPU with the generator of a CPU."""
+    expected = next(iter(StepSampler(10, 4, Place())))  # type: ignore[arg-type]
+    with torch.device("meta"):
+        indices = next(iter(StepSampler(10, 4, Place())))  # type: ignore[arg-type]
+    assert torch.equal(indices, expected)
+
+
 @given(lengths, batch_sizes, seeds, st.lists(numbers, min_size=1, max_size=8))
 def test_a_batch_is_a_function_of_its_number_and_the_seed(
     length: int, batch_size: int, seed: int, asked: list[int]
