@@ -213,8 +213,8 @@ class LighthouseDaemon:
             raise
         self._is_ready = True
         self._repeating = (
-            start_part(self._renew(), "the renewal of certificates", self._end),
-            start_part(self._sample(), "the sampling of progress", self._end),
+            start_part(self._renew(), "the renewal of certificates", None),
+            start_part(self._sample(), "the sampling of progress", None),
         )
         await self._greet()
 

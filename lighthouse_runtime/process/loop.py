@@ -85,17 +85,20 @@ def run_daemon(main: Callable[[StopRequest], Coroutine[None, None, None]]) -> in
         return runner.run(supervised())
 
 
-def start_part(work: Coroutine[Any, Any, None], name: str, end: Callable[[int], object]) -> asyncio.Task[None]:
+def start_part(work: Coroutine[Any, Any, None], name: str, end: Callable[[int], object] | None) -> asyncio.Task[None]:
     """Run a part of a daemon in a background task. If it fails, log the error and call `end` with exit status 1.
 
     No caller awaits such a task: without this rule, the daemon would continue without the part, and without a message.
+    `end` is None for a part without which training goes on unharmed.
     """
 
     def check(task: asyncio.Task[None]) -> None:
         if not task.cancelled() and (error := task.exception()) is not None:
-            log.critical("a defect has ended %s, and this process ends with it", name, exc_info=error,
+            outcome = "ends with it" if end is not None else "continues without it"
+            log.critical("a defect has ended %s, and this process %s", name, outcome, exc_info=error,
                          extra=event("part_failed", part=name))  # fmt: skip
-            end(1)
+            if end is not None:
+                end(1)
 
     task = asyncio.create_task(work, name=name)
     task.add_done_callback(check)

@@ -314,7 +314,7 @@ class HostSupervisor(ABC):
             systemd.ready()
             polled = polled_sources(self._sources, self._launch.settings.metadata_endpoint)
             for source in polled:
-                followers.append(start_part(follow(source, self.handle_notice), source.name, self.fail))
+                followers.append(start_part(follow(source, self.handle_notice), source.name, None))
             over = await self._over
             systemd.stopping()
             is_expected = over.status in (0, 128 + signal.SIGTERM) or self._signals
