@@ -156,11 +156,11 @@ def _tls(facts: Facts) -> Iterator[Finding]:
             yield Finding(
                 "tls",
                 Level.WARN,
-                "other hosts reach this lighthouse without TLS, so anyone can join and look: start it without "
+                "other hosts reach this lighthouse without TLS, so anyone can join and read: start it without "
                 "--insecure, and use the join string that `lighthouse token` prints",
             )
         elif status is not None:
-            yield Finding("tls", Level.OK, "none is needed: the lighthouse listens on a loopback")
+            yield Finding("tls", Level.OK, "not needed: the lighthouse listens on a loopback address")
         return
     if facts.certificate is not None:
         remedy = "the lighthouse should have renewed it: see its log for the reason, or restart it"
@@ -250,7 +250,7 @@ def _store(store: StoreStatus) -> Finding:
             "store",
             Level.FAIL,
             f"the lighthouse's {store.kind} does not answer: {store.error}; no quorum changes until it does, and then "
-            "another lighthouse may lead: look at the store",
+            "another lighthouse may lead: check the store",
         )
     if store.kind is StoreKind.NONE:
         return Finding(
@@ -298,8 +298,8 @@ def _managers(managers: tuple[ManagerSeen, ...]) -> Iterator[Finding]:
         yield Finding(
             "managers",
             Level.FAIL,
-            f"{manager.replica_id} of job {manager.job}: {manager.error}; the lighthouse hears it, so look at its "
-            "--advertise, and at the firewall between this host and it",
+            f"{manager.replica_id} of job {manager.job}: {manager.error}; the lighthouse receives its heartbeats, so "
+            "check its --advertise and the firewall between this host and the manager",
         )
     yield from _others("managers", Level.FAIL, len(unreached))
     for manager in cut_off[:NAMED]:

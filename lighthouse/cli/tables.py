@@ -412,7 +412,7 @@ def _threads(stacks: str) -> list[str]:
 
 
 def _entries(recorded: str) -> list[str]:
-    """Return a line per entry, or the text as it is if a rank has sent something else."""
+    """Return a line per Flight Recorder entry, or `recorded` unchanged if it is not a JSON list of entries."""
     try:
         entries = json.loads(recorded) if recorded else []
         return [_entry(entry) for entry in entries[-ENTRIES_SHOWN:]] if isinstance(entries, list) else [recorded]

@@ -112,7 +112,7 @@ class Ledger:
         self._faults: dict[str, IncidentSummary] = {}
 
     def observe_group(self, job: str, group: Group | None, now: float, at: float | None = None) -> None:
-        """Record the group's current state, which began at `at`, or now if `at` is None."""
+        """Record what the group spends its time on from `at` on, or from now on if `at` is None."""
         if group is None or group.participant is None:
             return
         key, cause = (job, group.replica_id), cause_of(group)
@@ -123,7 +123,7 @@ class Ledger:
             spent = self._spent[key] = _Spent(cause, now, now, now)
         spent.has_trained |= group.is_participant
         if cause is Cause.RESTART and not spent.has_trained:
-            cause = Cause.IDLE  # its first start is not the cost of a failure
+            cause = Cause.IDLE  # the group's first start is not the cost of a failure
         if cause is spent.cause and spent.hosts:
             return
         spent.advance(now if at is None else max(spent.since, min(at, now)))

@@ -95,8 +95,8 @@ class Claim:
     tag: int | None
     is_member: bool
     may_be_ahead: int | None = None
-    """Maximum number of steps by which the state may be ahead of the last quorum, or None for no limit. With 0, it must
-    not even be ahead of the members that have joined.
+    """Maximum number of steps by which the state may be ahead of the last quorum, or None for no limit. If 0, the state
+    must not be ahead of the members that have joined, either.
     """
     ranks_disagree: bool = False
     works_at: int | None = None
@@ -189,7 +189,7 @@ class Numbering:
         self._began_at: float | None = None
 
     def start_clock(self, now: float) -> float:
-        """Return the time of the first call, which must come when `first_id` is drawn from the wall clock."""
+        """Return the time of the first call. Call this first when `first_id` is read from the wall clock."""
         self._began_at = now if self._began_at is None else self._began_at
         return self._began_at
 
@@ -203,9 +203,9 @@ class Numbering:
         for field, seen_id in ids.items():
             if seen_id is not None and seen_id > max(self.quorum_id, by_clock + AHEAD_MS):
                 return InvalidRequest(
-                    f"is {seen_id}; this lighthouse's ids are at {max(self.quorum_id, by_clock)} by its clock, so it "
-                    "was never given out. A checkpoint that it comes from is damaged; or the clock of the lighthouse "
-                    "was wrong when it started: set it, and start the lighthouse again",
+                    f"is {seen_id}, which was never assigned: by its clock, this lighthouse has reached "
+                    f"{max(self.quorum_id, by_clock)}. Either the checkpoint that contains the id is damaged, or the "
+                    "lighthouse's clock was wrong when it started: set the clock, and restart the lighthouse",
                     field=field,
                 )
         return None

@@ -287,7 +287,7 @@ class KeySpaces:
         return dict(space)
 
     def previous_keys(self, generation: int | None = None) -> dict[tuple[KeyKind, str], bytes]:
-        """Return the keys of all earlier generations, each with its newest value. Raises as `present_keys` does."""
+        """Return the keys of all earlier generations with their newest values. Raise the errors of `present_keys`."""
         if generation is not None:
             self._present_space(generation)
         newest: dict[tuple[KeyKind, str], bytes] = {}
@@ -297,7 +297,7 @@ class KeySpaces:
         return newest
 
     def keys_of(self, number: int, generation: int | None = None) -> dict[tuple[KeyKind, str], bytes]:
-        """Return all keys of generation `number`. Raise UnknownName if they are not kept, or as `present_keys` does."""
+        """Return the keys of generation `number`. Raise UnknownName if deleted, and the errors of `present_keys`."""
         if generation is not None:
             self._present_space(generation)
         if number != self.number and number not in self._spaces:
@@ -353,7 +353,7 @@ class Rank:
 
 @dataclass(frozen=True, slots=True)
 class RestartRecord:
-    """Why a generation ended."""
+    """Record of a restart: why a generation ended, and when the next one formed and completed a step."""
 
     generation: int
     cause: str
@@ -499,7 +499,7 @@ class GenerationState:
         self.delayed_until = -math.inf  # earliest moment for the next generation
         self._taken = frozenset(rank.slot for rank in self.active)
         self.lost_units = dict.fromkeys(self._find_lost(), -math.inf)
-        """Units that have lost an unfinished rank, and when each lost its first."""
+        """Units (`is_to_restart`) that have lost an unfinished rank, with the time of the first loss."""
 
     @property
     def number(self) -> int:
@@ -517,7 +517,7 @@ class GenerationState:
         return [rank.slot for rank in self.generation.active] if self.generation else []
 
     def has_received(self, rank: RankId, generation: int | None) -> bool:
-        """Return False if a ready report is outdated: its rank is active, but has not received this generation.
+        """Return whether a ready report is current. If not, its rank is active but has not received this generation.
 
         Args:
             rank: A rank that reports ready.
@@ -560,7 +560,7 @@ class GenerationState:
         return True
 
     def is_to_restart(self, rank: Rank) -> bool:
-        """Return whether a live process is about to be killed, because its unit has lost a rank since it entered.
+        """Return whether a live process is about to be killed, because its unit lost a rank after the process entered.
 
         A unit is a set of ranks that restart together. torchrun may start a unit again under the same name.
         """
@@ -691,7 +691,7 @@ class Group:
     due_at: float = 0.0
     """When the job checks the group's timeout next."""
     excused_until: float = 0.0
-    """Earliest moment at which the group may lapse."""
+    """Time until which the group counts as alive despite its silence."""
     has_missed: bool = False
     """True if the group missed a join timeout. The other groups do not wait for it until it joins."""
     down: str = ""
@@ -714,7 +714,7 @@ class Group:
     is_loopback: bool | None = None
     """True if only its own host can reach the group. None if it advertises no address."""
     counts_as: frozenset[Kind | int] = frozenset()
-    """Kinds under which `Job.counts` counts the group."""
+    """Kinds as which `Job.counts` counts the group."""
 
     @property
     def is_healthy(self) -> bool:

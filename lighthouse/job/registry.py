@@ -65,7 +65,7 @@ class JobRegistry:
         self._give_up = give_up
         self.incidents = incident_registry or IncidentRegistry()
         self._started_at: float | None = None
-        self._records: dict[str, QuorumRecord] = {}  # of jobs that had no driver yet
+        self._records: dict[str, QuorumRecord] = {}  # of jobs without a driver so far
         self._drivers: dict[str, JobDriver] = {}
         self._reported: set[str] = set()
         self._ended: dict[str, JobStatus] = {}
@@ -115,7 +115,7 @@ class JobRegistry:
             return driver
         if self._is_full(lambda: len(self._reported), MAX_REPORTED_JOBS):
             raise LimitReached(
-                f"job: {job} is known by heartbeats alone, as {MAX_REPORTED_JOBS} others are; ask for a quorum of it"
+                f"job: {job} has only sent heartbeats, as {MAX_REPORTED_JOBS} other jobs have; request a quorum for it"
             )
         driver = self._add_job(job)
         self._reported.add(job)
@@ -190,7 +190,7 @@ class JobRegistry:
             self._reported.discard(driver.job)
             self._forget_record(driver.job)
         if self._started_at is not None and self.ports.timers.time() >= self._started_at + END_KEPT_S:
-            for job in list(self._records)[:FORGOTTEN_AT_ONCE]:  # nobody has used them since the records were loaded
+            for job in list(self._records)[:FORGOTTEN_AT_ONCE]:  # unused since the records were loaded
                 if self._records.pop(job).quorum is not None:
                     self._forget_record(job)
 

@@ -533,7 +533,7 @@ def refusal(
 
 
 def unreachable_groups(participant: Participant, job: Job) -> list[tuple[Group, WrongState]]:
-    """Return the groups whose loopback addresses `participant` cannot reach, with the error that sends each away."""
+    """Return the groups whose loopback addresses `participant` cannot reach, each with the error to send to it."""
     if is_loopback(participant) is not False:
         return []
     members = job.other_groups(participant.replica_id, Kind.LOOPBACK)

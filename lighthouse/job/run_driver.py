@@ -274,7 +274,7 @@ KEY_WRITES_AT_ONCE = 1000
 
 
 class RunOwner(Protocol):
-    """The part of `JobRegistry` that the drivers of runs use."""
+    """The methods of `JobRegistry` that `RunDriver` calls."""
 
     def record_run_incident(self, incident: Incident) -> None: ...
 

@@ -67,7 +67,7 @@ class Standing:
         self.recalls = 0
         self.revokes = 0
         self.is_unheld = False
-        """True if the phase is RETURNING after a quorum that did not stand, whose members have no leases."""
+        """True if the phase is RETURNING and the last quorum was not a standing one, so no member has a lease."""
         self.leases: dict[str, Lease] = {}
         """Leases of the quorum's members, by replica_id."""
         self._returns_until = self._returns_at_most = 0.0

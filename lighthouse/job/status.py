@@ -179,7 +179,7 @@ def _explain(machine: QuorumMachine, now: float, steps_per_s: float | None) -> s
 
 
 def _progress(machine: QuorumMachine, steps_per_s: float | None) -> str:
-    """Describe a job with a quorum: how fast it is training, and with how many of its groups."""
+    """Describe the progress of a job with a quorum: its speed, and how many of its groups are training."""
     size = len(machine.quorum.participants) if machine.quorum else 0
     if not machine.job.counts[Kind.HEALTHY]:
         return f"no group is alive; {size} took part"

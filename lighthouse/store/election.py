@@ -51,7 +51,7 @@ class CandidateHost(Protocol):
         ...
 
     def leadership_began(self, term: int, revision: int) -> None:
-        """Handle the election of this candidate. Its writes depend on `revision`, at which it created the key."""
+        """Handle this candidate's election. It created the leader's key at `revision`, on which its writes depend."""
         ...
 
     def leadership_ended(self, reason: str) -> None:
@@ -63,7 +63,7 @@ class CandidateHost(Protocol):
         ...
 
 
-MAX_FAILURES_LOGGED = 16  # different ones in a row
+MAX_FAILURES_LOGGED = 16  # different failures since the last success
 
 
 class LeadershipDriver:
@@ -80,7 +80,7 @@ class LeadershipDriver:
         self.candidate = Candidate(config, self._clock())
         self._host = host
         self._timer = DeadlineTimer(self.tick, timers)
-        self._failures: set[str] = set()  # logged since the last success
+        self._failures: set[str] = set()  # texts of failures logged since the last success
 
     def feed(self, told: events.Event) -> None:
         effects = self.candidate.handle(told, self._clock())
@@ -97,7 +97,7 @@ class LeadershipDriver:
             log.warning("store: %s", reason, extra=event("store_unavailable"))
 
     def tick(self) -> None:
-        """Let the candidate act on the time. Call this once at the start; afterwards a timer calls it."""
+        """Let the candidate do what is due now. Call this once at the start. A timer makes all later calls."""
         self._perform(self.candidate.tick(self._clock()))
 
     def refusal(self) -> NotLeader | None:

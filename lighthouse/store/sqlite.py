@@ -42,7 +42,7 @@ _KEYS = Keys()
 
 _WRITABLE = "the lighthouse's user must be able to write the file and its folder"
 _SPACE = "free space on its disk"
-_DISK = "look at its disk"
+_DISK = "check its disk"
 _DESCRIPTORS = "raise the limit of open files (ulimit -n)"
 # Do not suggest restoring a copy: a quorum older than the members' would be taken for the last one.
 _MOVE = "move it away (and keep it), and the next start creates a new one (jobs then wait one lease); or set --journal"
@@ -85,7 +85,7 @@ def convert_errors(path: Path) -> Generator[None, None, None]:
             what, remedy = f"{e}: {why}", _DESCRIPTORS
         raise WrongState(f"--journal: {path}: {what}; {remedy}") from e
     except UnicodeDecodeError as e:  # in the text of an SQLite error
-        raise DamagedJournal(path, "a text in it cannot be read") from e
+        raise DamagedJournal(path, "it contains text that is not UTF-8") from e
     except OSError as e:
         remedy = _OS_REMEDIES.get(e.errno or 0, "name another file by --journal")
         raise WrongState(f"--journal: {path}: {e.strerror or e}; {remedy}") from e
@@ -186,7 +186,7 @@ def read_rows(path: Path) -> list[tuple[bytes, bytes]]:
             raise DamagedJournal(path, found)
         # SQLite stores the statement verbatim.
         if db.execute("SELECT sql FROM sqlite_schema WHERE type = 'table'").fetchall() != [(_TABLE,)]:
-            raise DamagedJournal(path, "its table is not the one that it was made with")
+            raise DamagedJournal(path, "its table has a different definition")
         _get_term(db, path)
         return _get_rows(db, path)
 
@@ -218,7 +218,7 @@ def _get_rows(db: sqlite3.Connection, path: Path) -> list[tuple[bytes, bytes]]:
     for name, value, checksum in db.execute("SELECT key, CAST(value AS BLOB), checksum FROM record ORDER BY rowid"):
         key = str(name).encode(errors="replace")
         if checksum != _checksum(key, value):
-            raise DamagedJournal(path, f"{name!r} is not what was written")
+            raise DamagedJournal(path, f"the checksum of {name!r} is wrong")
         if key != _KEYS.term:
             rows.append((key, value))
     return rows
@@ -228,7 +228,7 @@ def _get_term(db: sqlite3.Connection, path: Path) -> int:
     select = "SELECT CAST(value AS BLOB), checksum FROM record WHERE key = ?"
     row = db.execute(select, (_KEYS.term.decode(),)).fetchone()
     if row is None or row[1] != _checksum(_KEYS.term, row[0]):
-        raise DamagedJournal(path, "its term is not what was written")
+        raise DamagedJournal(path, "the checksum of its term is wrong")
     return int(row[0])
 
 

@@ -338,7 +338,7 @@ class SyncClient:
 
 class AsyncClient:
     def __init__(self, coordinator: Coordinator, metadata: Metadata, role: Role | None = None) -> None:
-        """Create a client. Arguments as for SyncClient, but a token in this user's files is read only once."""
+        """Create a client. Arguments are those of SyncClient, but a token in this user's files is read only once."""
         self.address = str(coordinator)
         self._coordinator = coordinator if role is None else with_local_credentials(coordinator, role)
         self._metadata = _with_token(metadata, self._coordinator)

@@ -94,7 +94,7 @@ class Audit:
         if not self._refusals.try_take(time.monotonic()):
             self._left_out += 1
             return
-        more = f" ({self._left_out} more refusals were not noted)" if self._left_out else ""
+        more = f" ({self._left_out} more refusals were not recorded)" if self._left_out else ""
         self._left_out = 0
         path = None if self._path is None else self._path.with_suffix(".refused" + self._path.suffix)
         self._write(path, principal, peer, what, target, f"refused: {reason}{more}")

@@ -163,7 +163,7 @@ class StatusFeed:
         [(host, _)] = Counter(self._clients.values()).most_common(1)
         oldest = next(client for client, its_host in self._clients.items() if its_host == host)
         victim = next((client for client in self._clients if client.writing_paused), oldest)
-        self._cuts.warning("%d browsers listen already: one at %s is cut", MAX_CLIENTS, self._clients.pop(victim))
+        self._cuts.warning("%d browsers are connected: disconnecting one at %s", MAX_CLIENTS, self._clients.pop(victim))
         cut(victim)
 
     async def _stream(self, request: web.Request) -> web.StreamResponse:
@@ -303,7 +303,7 @@ class HttpServer:
         open_ones: list[web.RequestHandler] = server.connections
         if len(open_ones) >= MAX_CONNECTIONS:
             victim = self._victim(open_ones)
-            self._cuts.warning("%d HTTP connections are open: one of %s is cut", MAX_CONNECTIONS, _host(victim))
+            self._cuts.warning("%d HTTP connections are open: closing one of %s", MAX_CONNECTIONS, _host(victim))
             cut(victim)
         return server()
 

@@ -226,7 +226,7 @@ class TestIds:
             held = HeldQuorum(huge, HoldState.STANDING, 7)
             [answer] = await told(session, hello("attacker", THEIRS, held=held))
             if attacker.is_member:
-                assert re.search("never given out|quorum ids are 0 to", str(why(answer)))
+                assert re.search("never assigned|quorum ids are 0 to", str(why(answer)))
             else:
                 assert is_denied(answer, attacker)
         assert await honest_quorum(secured, job) < 2**50
@@ -304,7 +304,7 @@ class TestControl:
             if attacker.is_member:
                 noted = [e for e in secured.audit if e["what"] == "StopAsked" and f"run={run}, by=z" in e["target"]]
                 assert [entry["result"] for entry in noted] == [
-                    "refused: that supervisor has no part in the run; it counts for itself alone"
+                    "refused: this supervisor does not take part in the run, so its request affects only itself"
                 ]
                 assert "ignored supervisor z, which has no rank in run" in secured.lighthouse.log()
             for stream in (supervisor, *ranks):
