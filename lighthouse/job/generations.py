@@ -764,7 +764,7 @@ class Generations:
             self._effects.append(events.GenerationSent(rank.rank, self.current.generation))
 
     def _handle_failure(self, rank: Rank, generation: int, reason: str, now: float) -> None:
-        """Handle a failure of a rank's function. Ignore failures after the generation has broken: they follow from it."""
+        """Handle a failure of a rank's function. Ignore failures after the generation has broken."""
         if not self.current.can_fail(rank.rank, generation):
             return
         current = self.current
