@@ -113,7 +113,7 @@ class Finding:
 
 
 def check(facts: Facts) -> list[Finding]:
-    """Return the findings in an order in which earlier ones may explain later ones."""
+    """Derive all findings from the facts, ordered so that an earlier finding may explain a later one."""
     status = None if facts.asked is None else facts.asked.status
     findings = [_place(place, is_served=status is not None) for place in facts.places]
     if facts.asked is not None:
@@ -201,7 +201,7 @@ def _token(facts: Facts) -> Iterator[Finding]:
 def _clock(asked: Asked, status: LighthouseStatus) -> Finding:
     """Compare this host's clock with the lighthouse's.
 
-    The lighthouse reads its clock between the request and the answer, so a time between these two counts as equal.
+    The lighthouse reads its clock between the request and the answer. Any time between these two counts as equal.
     """
     ahead_s = max(status.now_unix_s - asked.ended_at, 0.0)
     behind_s = max(asked.began_at - status.now_unix_s, 0.0)

@@ -117,7 +117,7 @@ class SessionHeartbeatReceived:
 
 @dataclass(frozen=True, slots=True)
 class SessionEnded:
-    """A manager's or a rank's stream has ended. Unless a `Left` came first, the manager crashed or was disconnected."""
+    """A manager's or a rank's stream has ended. Unless a `Left` came first, the process crashed or was disconnected."""
 
     session: int
 
@@ -203,7 +203,7 @@ class HeartbeatAnswered:
 
 @dataclass(frozen=True, slots=True)
 class Ordered:
-    """Instruction to send `order` to the managers that have these sessions."""
+    """Instruction to send `order` on the managers' sessions with the numbers `sessions`."""
 
     order: QuorumOrder
     sessions: tuple[int, ...]

@@ -248,7 +248,7 @@ class RestartLog:
         self.counters = replace(self.counters, job_restarts=self.counters.job_restarts + 1)
 
     def _append_restart(self, restart: RestartRecord) -> None:
-        """Append a restart and drop the oldest, but never the most recent one that ended a generation."""
+        """Append a restart. Drop the oldest restarts, but keep the most recent one that ended a generation."""
         followed = self._newest
         self.restarts = (*self.restarts, restart)[-RESTARTS_KEPT:]
         if followed is not None and restart.ends_nothing and followed not in self.restarts:

@@ -72,7 +72,7 @@ class Decision:
 
     @property
     def is_final(self) -> bool:
-        """True if the reaction kills or stops something. The policy then takes no other action in this incident."""
+        """True if the reaction kills groups or stops the run. The policy then does nothing else in this incident."""
         return self.stop or bool(self.restart)
 
     @property
@@ -257,7 +257,7 @@ class _Lost:
 
 @dataclass(frozen=True, slots=True)
 class _Exit:
-    """A supervisor's report on a dead process whose group does not count as lost yet."""
+    """A supervisor's report on a dead process in a group that does not count as lost yet."""
 
     reason: str
     evidence: RankEvidence
@@ -855,5 +855,5 @@ def incident_of(name: RunName, restart: RestartRecord) -> Incident:
 
 
 def _since(restart: RestartRecord, at: float | None) -> float | None:
-    """Return the seconds from the restart until `at`. At least 0, because the wall clock may have been set back."""
+    """Return the seconds from the restart until `at`, or 0 if the wall clock has been set back since then."""
     return None if at is None else max(0.0, at - restart.noticed_at)

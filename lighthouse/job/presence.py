@@ -262,7 +262,7 @@ class JobEnd:
         self.step = self.finished_step = None
 
     def check_late_group(self, participant: Participant, others: Iterable[str]) -> Drained | None:
-        """Return an error if a group arrives too late after the end, else None. `others` are other live groups."""
+        """Return an error if a group joins too late after the job's end, else None. `others` are other live groups."""
         name, step = participant.replica_id, participant.requested_step
         if self.step is None or participant.continues or name not in self.absent or step >= self.step:
             return None

@@ -600,7 +600,7 @@ class LastAssignment:
     """Quorum under which the members at `max_step` had committed their state when this quorum formed."""
 
     def lowest_with(self, held: Tag, max_step: int) -> int:
-        """Return `lowest` for the next quorum, which is at `max_step` and which the member joins with state `held`."""
+        """Return `lowest` for the next quorum, with its highest step and the state `held` in the member's join."""
         is_another = self.held != held and held.quorum_id is not None
         return max_step if is_another or self.lowest is None else min(self.lowest, max_step)
 

@@ -225,7 +225,7 @@ class Supervisors:
         return {known.entry.incarnation for known in self._sessions.values()}
 
     def record_stop(self, reason: str, incarnations: Iterable[str]) -> bool:
-        """Record that these supervisors receive a stop. Return whether it is the first stop for any of them."""
+        """Record a stop for the supervisors with these incarnations. Return whether it is the first for any of them."""
         new = [each for each in sorted(incarnations) if each not in self.ending]
         self.ending |= dict.fromkeys(new, reason)
         for oldest in list(self.ending)[:-MAX_SUPERVISORS]:

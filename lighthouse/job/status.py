@@ -139,7 +139,7 @@ def _awaited(machine: QuorumMachine) -> str:
 
 
 def _starting(machine: QuorumMachine, grid: Grid) -> str:
-    """Describe the starting groups without a connected rank, if any. `grid` contains the other incomplete groups."""
+    """Describe the starting groups that have no connected rank, or return "". `grid` contains the other groups."""
     begun = {group.replica_id for group in grid.groups}
     names = [
         m.replica_id for m in machine.job.groups.values() if m.is_alive and m.is_starting and m.replica_id not in begun

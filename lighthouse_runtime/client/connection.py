@@ -256,7 +256,7 @@ class SyncClient:
                     channel.close()
 
     def _move(self, address: Address) -> None:
-        """Direct further calls to another server. Open streams stay with the old one, and so does its channel."""
+        """Direct later calls to another server. Open streams and their channel stay with the previous server."""
         with self._lock:
             if self._coordinator.addresses != (address,):
                 if self._channel is not None and os.getpid() == self._pid:

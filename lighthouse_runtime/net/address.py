@@ -129,7 +129,7 @@ def served_host(bind: str) -> str:
 def own_name() -> str:
     """Return the name or address at which other hosts can reach this one.
 
-    This is the host name. If that does not resolve, or resolves to a loopback address as on Debian, it is a global
+    This is the host name. If the name does not resolve, or resolves to a loopback address as on Debian, it is a global
     address of this host, if there is one.
     """
     name = socket.gethostname()

@@ -308,9 +308,9 @@ class HttpServer:
         return server()
 
     def _victim(self, open_ones: Sequence[web.RequestHandler]) -> web.RequestHandler:
-        """Choose the connection to close, among those of the host that has the most.
+        """Choose a connection to close, from the host that has the most connections.
 
-        Return the oldest one without a status feed, or else the oldest one.
+        Return the host's oldest connection without a status feed, or else its oldest connection.
         """
         [(most, _)] = Counter(map(_host, open_ones)).most_common(1)
         own = [each for each in open_ones if _host(each) == most]
