@@ -162,7 +162,7 @@ class WaitingJoins:
 
 @dataclass(slots=True)
 class Session:
-    """A manager's open session."""
+    """A manager's open session, with the newest join that it has carried."""
 
     peer: Peer[ToManager]
     replica_id: str

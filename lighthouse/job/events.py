@@ -42,7 +42,7 @@ class MemberLost:
 
 @dataclass(frozen=True, slots=True)
 class MemberLeft:
-    """A replica group has left cleanly."""
+    """A replica group has left the job cleanly, which is not a loss."""
 
     replica_id: str
 
@@ -124,7 +124,7 @@ class SessionEnded:
 
 @dataclass(frozen=True, slots=True)
 class Left:
-    """The replica group with this session has left cleanly."""
+    """The manager with this session has reported that its replica group leaves cleanly."""
 
     session: int
 

@@ -273,7 +273,7 @@ def _add(times: dict[Key, Histogram], key: Key, seconds: float) -> None:
 
 
 class IncidentStore(Protocol):
-    """Storage of incidents."""
+    """Durable storage of incidents. `load` and `close` may block the event loop, and `save` must not."""
 
     def load(self) -> Iterable[Incident]: ...
 
@@ -286,7 +286,7 @@ class IncidentStore(Protocol):
 
 @dataclass(slots=True)
 class IncidentRegistry:
-    """Incident state and settings that all jobs share."""
+    """The incidents of all jobs with their files, statistics and ledger, and the policy for stalls."""
 
     policy: OnStall = OnStall.NOTIFY
     files: IncidentStore | None = None

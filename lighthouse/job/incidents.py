@@ -170,7 +170,7 @@ Effect = Opened | Changed | EvidenceWanted | ActionDue | Recovered
 
 @dataclass(slots=True)
 class _Case:
-    """An incident that is still being tracked."""
+    """An incident that may still change, with the data that is needed to detect the recovery."""
 
     incident: Incident
     fault_at: float

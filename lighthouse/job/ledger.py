@@ -31,7 +31,7 @@ MAX_TEXT_CHARS = 200
 
 
 class Cause(StrEnum):
-    """Use of a replica group's time."""
+    """Activity or failure on which a replica group spends time."""
 
     COMPUTE = "compute"
     WAIT = "wait"

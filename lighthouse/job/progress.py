@@ -189,7 +189,7 @@ class Grid:
 
     @property
     def global_world_size(self) -> int:
-        """Number of connected ranks."""
+        """Number of connected ranks in all groups."""
         return sum(group.connected_count for group in self.groups)
 
     @property
@@ -200,7 +200,7 @@ class Grid:
 
     @property
     def ranks_pending(self) -> int:
-        """Number of ranks that the groups still lack."""
+        """Number of ranks that are not connected, in all groups."""
         return sum(len(group.missing) for group in self.groups)
 
     def describe_incomplete(self) -> str:
@@ -211,7 +211,7 @@ class Grid:
 
 
 def grid_of(members: Iterable[Group]) -> Grid:
-    """Build the grid of these groups, sorted by replica_id."""
+    """Build the grid of the groups `members`, sorted by replica_id."""
     ordered = sorted(members, key=lambda member: member.replica_id)
     return Grid(group for member in ordered if (group := _group_ranks(member)) is not None)
 

@@ -342,7 +342,7 @@ class Rank:
     secret: str = ""
     """Digest of the secret in the rank's hello. Empty if the hello had none."""
     is_successor: bool = False
-    """True if another process had the slot earlier in this launch. A restarted supervisor cannot report this."""
+    """True if another process had the slot earlier in this launch. A restarted supervisor does not report this."""
     entered_at: float = field(default=-math.inf, compare=False)
     """When the process entered the run, or minus infinity if that was before this lighthouse started."""
 
@@ -370,7 +370,7 @@ class RestartRecord:
 
 @dataclass(slots=True)
 class Supervisor:
-    """A supervisor of a run: the newest one that has used its name."""
+    """A supervisor of a run, with its last report. Only the newest supervisor of each name has a record."""
 
     entry: SupervisorHello
     """Hello of the supervisor, without the secret."""

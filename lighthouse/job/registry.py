@@ -39,7 +39,7 @@ QUIET_LOOKED_FOR_EVERY_S = 1.0
 
 
 class JobRegistry:
-    """Drivers of all jobs."""
+    """The drivers of all jobs. Creates a job's driver on first use, and drops the drivers of quiet jobs."""
 
     def __init__(
         self,
@@ -247,7 +247,7 @@ class JobRegistry:
 
     @contextmanager
     def guarded(self) -> Generator[None, None, None]:
-        """Shut down the daemon if a write in the context fails, because it must not send what it could not store."""
+        """Shut down the daemon if a write inside the `with` block fails: it must not send what it could not store."""
         try:
             yield
         except LighthouseError as e:
@@ -266,7 +266,7 @@ SAVED_SHOWN = 32  # number of runs without processes in a status
 
 
 class RunRegistry:
-    """Drivers of all runs."""
+    """The drivers of all runs. Creates a run's driver on first use, and drops the drivers of quiet runs."""
 
     def __init__(self, jobs: JobRegistry, rank_timeout_s: float) -> None:
         """Create an empty registry.

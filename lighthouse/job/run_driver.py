@@ -207,7 +207,7 @@ Deliver = Callable[[Evidence | EvidenceDone], None]
 
 @dataclass(slots=True)
 class _Round:
-    """Pending request for evidence."""
+    """A pending request for evidence, with the ranks that have not answered yet."""
 
     number: int
     deliver: Deliver
@@ -431,7 +431,7 @@ class RunDriver(MachineDriver[events.RunEvent, events.RunEffect]):
 
     @property
     def size(self) -> int:
-        """Number of active ranks."""
+        """Number of active ranks in the current generation."""
         return len(self.machine.generations.current.active)
 
     @property

@@ -27,7 +27,7 @@ MIN_HELD_S = 2.0
 
 
 class ChaosService:
-    """Serves the RPC Inject."""
+    """Serves the RPC Inject, with which `lighthouse chaos` injects a fault into a replica group."""
 
     def __init__(self, jobs: JobRegistry, *, is_allowed: bool) -> None:
         self._jobs = jobs

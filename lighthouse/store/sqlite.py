@@ -75,7 +75,7 @@ class DamagedJournal(WrongState):
 
 @contextlib.contextmanager
 def convert_errors(path: Path) -> Generator[None, None, None]:
-    """Convert errors from SQLite and the operating system within the context to WrongState, with a remedy."""
+    """Convert errors of SQLite and the operating system inside the `with` block to WrongState, with a remedy."""
     try:
         yield
     except sqlite3.Error as e:

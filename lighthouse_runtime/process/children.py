@@ -52,7 +52,7 @@ def started_at(pid: int) -> int:
 
 @contextlib.contextmanager
 def ended_process(pid: int, started: int, on_end: Callable[[], None]) -> Generator[None, None, None]:
-    """Call `on_end` on the running loop if a process exits within the context.
+    """Call `on_end` on the running loop if a process exits during the `with` block.
 
     This is faster than waiting for its connections to close, since forked children may keep the sockets open. Do
     nothing if the process has already exited.
@@ -76,7 +76,7 @@ def ended_process(pid: int, started: int, on_end: Callable[[], None]) -> Generat
 
 @contextlib.contextmanager
 def process_descriptor(pid: int, started: int) -> Generator[int | None, None, None]:
-    """Yield a pidfd of a process within the context, or None if no process has this pid and start time."""
+    """Open a pidfd of a process for the `with` block. Yield None if no process has this pid and start time."""
     try:
         descriptor = os.pidfd_open(pid) if pid > 0 else None
     except (OSError, OverflowError, AttributeError):

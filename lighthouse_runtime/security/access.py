@@ -79,7 +79,7 @@ class Audit:
 
     @contextmanager
     def action(self, principal: Principal, peer: str, what: str, target: str) -> Generator[None, None, None]:
-        """Record the operator's action that runs in this context, and its result: done, refused or failed."""
+        """Record the operator's action inside the `with` block, and its result: done, refused or failed."""
         result = "failed"
         try:
             yield
@@ -157,7 +157,7 @@ def _append(path: Path, line: bytes) -> None:
 
 
 class Access(ABC):
-    """Identifies the callers of one server."""
+    """Identifies the callers of one server. The subclasses accept different credentials."""
 
     port = LIGHTHOUSE_PORT  # the lighthouse's gRPC port, for error messages
 

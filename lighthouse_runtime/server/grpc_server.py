@@ -374,7 +374,7 @@ class GrpcServer:
 
     @asynccontextmanager
     async def _admitted(self, path: str, context: _Context) -> AsyncGenerator[tuple[Call, Peer | None]]:
-        """Authorize the caller and count the call as open. A LighthouseError within the context ends the call."""
+        """Authorize the caller and count the call as open. A LighthouseError inside the `with` block ends the call."""
         peer = None
         try:
             if self._is_closed:

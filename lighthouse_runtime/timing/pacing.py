@@ -73,7 +73,7 @@ T = TypeVar("T")
 
 
 def start_read(name: str, read: Callable[[], T]) -> futures.Future[T]:
-    """Run `read` in a new thread, starting at once. Return a future, which cannot be cancelled, with the outcome."""
+    """Run `read` in a new thread, starting at once. Return a future of the result, which cannot be cancelled."""
     done = futures.Future[T]()
     done.set_running_or_notify_cancel()
 
