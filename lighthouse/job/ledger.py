@@ -123,7 +123,7 @@ class Ledger:
             spent = self._spent[key] = _Spent(cause, now, now, now)
         spent.has_trained |= group.is_participant
         if cause is Cause.RESTART and not spent.has_trained:
-            cause = Cause.IDLE  # the group's first start is not the cost of a failure
+            cause = Cause.IDLE  # its first start is not the cost of a failure
         if cause is spent.cause and spent.hosts:
             return
         spent.advance(now if at is None else max(spent.since, min(at, now)))
