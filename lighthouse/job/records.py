@@ -258,7 +258,7 @@ class KeySpaces:
         return sorted(self._spaces)
 
     def begin_space(self, number: int) -> None:
-        """Begin the space of generation `number`. From then on, ranks of other generations have no access."""
+        """Begin the key space of generation `number`. From then on, ranks of other generations have no access."""
         self.number = number
         self._spaces[number] = {}
         self._drop_old()
