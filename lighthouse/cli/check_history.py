@@ -41,7 +41,7 @@ class Commit:
     quorum_id: int
     at: float  # Unix time
     where: str  # file:line
-    follows_heal: bool  # or is the first commit of its process
+    follows_heal: bool  # also True for the first commit of a process
 
 
 @dataclass(frozen=True, slots=True)

@@ -39,7 +39,7 @@ class Place:
 class Certificate:
     """Expiry date of a certificate, or the reason why it cannot be read."""
 
-    of: str  # name of its owner, for messages
+    of: str  # which certificate this is, for messages
     expires_at: float | None = None  # None if the certificate cannot be read
     error: str = ""
 

@@ -632,7 +632,7 @@ class JobDriver(MachineDriver[events.QuorumEvent, events.QuorumEffect]):
                     self._secret = self._ports.draw_secret()
                 if record is not None:
                     self._commit(record)
-                # Before any group can log it, for `check-history`.
+                # Log the quorum before any group can log it, as `check-history` requires.
                 log_quorum(self.job, quorum, is_new=is_new, is_branch=is_branch)
                 self._delivery = QuorumDelivery(quorum, self._delivery)
                 self._waiting.answer_calls(calls, Answer(quorum, stands, self._secret, self._delivery))

@@ -358,7 +358,7 @@ class QuorumMachine:
             member.last_assignment = LastAssignment(
                 quorum.quorum_id, max_step, tag_quorum_id, was_at, held, lowest, lineage.tag_quorum_id
             )
-            member.seen_at = now  # its call is no longer pending
+            member.seen_at = now  # no pending call keeps the group alive any more
         job.history = history
         for quorum_id in (lineage.tag_quorum_id, quorum.quorum_id):
             if quorum_id:

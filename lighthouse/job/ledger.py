@@ -88,7 +88,7 @@ class _Spent:
         self.since = at
 
     def divide_wait(self) -> None:
-        """Move time from WAIT to the causes that the manager's counters report. Carry over up to EVERY_S of the rest."""
+        """Move time from WAIT to the causes that the manager's counters report. Carry over excess up to EVERY_S."""
         for cause, owed_s in self.owed_s.items():
             moved_s = min(owed_s, self.seconds[Cause.WAIT])
             self.seconds[Cause.WAIT] -= moved_s

@@ -81,7 +81,7 @@ def tag_of(participant: Participant, last: LastAssignment | None) -> int | None:
     if participant.tag_quorum_id is not None or last is None:
         return participant.tag_quorum_id
     if last.was_at is not None and participant.step >= last.was_at:
-        return None  # it may not have healed
+        return None  # the participant may not have healed
     if participant.step > last.max_step:
         return last.quorum_id
     return last.tag_quorum_id if participant.step == last.max_step else None

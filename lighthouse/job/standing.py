@@ -197,10 +197,10 @@ class Standing:
         if lease is None or self.phase in (QuorumPhase.NONE, QuorumPhase.REVOKED):
             return None
         if held is None or self.quorum is None or held.quorum_id != self.quorum.quorum_id:
-            # Its script ended while the quorum was forming, so it runs no step of this quorum and does not join again.
+            # The script ended while the quorum was forming. The member runs no step of this quorum and joins no other.
             if held is not None and held.mode is HoldState.LEAVING:
                 return self._revoke_without(replica_id, "has left")
-            return None  # its join contains the details
+            return None  # the member's join contains the details
         if held.mode is HoldState.REVOKED:
             return self.revoke_quorum(f"{replica_id} left it")
         if held.mode is HoldState.LEAVING:

@@ -403,7 +403,7 @@ def run_ranks(machine: RunMachine, now: float) -> tuple[RunRank, ...]:
         if state is RankState.FINISHED and not rank.is_here:
             continue
         shown = {RankState.LOST: PlaceState.LOST, RankState.SPARE: PlaceState.SPARE}.get(state)
-        is_bare = machine.generations.terms.is_elastic  # its ranks only launch the training processes
+        is_bare = machine.generations.terms.is_elastic  # ranks of an elastic run only launch the training processes
         is_judged = shown is None and rank.rank in current.active and not current.is_broken and not is_bare
         view = reported.get(rank.rank.slot)
         if view is None or state is not RankState.ACTIVE:

@@ -237,7 +237,7 @@ class SharedStore:
             answer = await self._answer(request)
         except Exception as e:  # noqa: BLE001  without any answer the candidate would wait forever
             if isinstance(request, events.RevokeLease):
-                return  # the lease expires without it
+                return  # the lease expires even if it is not revoked
             answer = events.RequestFailed(request.number, _reason(e))
         if answer is not None and self._driver is not None:
             self._driver.feed(answer)
@@ -257,7 +257,7 @@ class SharedStore:
                 end = after_prefix(everything)
                 timeout_s = self._config.ttl_s * FENCE_SHARE
                 found = await self._client.read(everything, end, timeout_s)
-                if not self.records.is_leading:  # else it is the late answer to an earlier candidacy
+                if not self.records.is_leading:  # otherwise this is a late answer to an earlier candidacy
                     self.records.take(found)
                 return events.RecordsLoaded(number)
             case events.RenewLease(number, lease):

@@ -254,7 +254,7 @@ class CandidateStatus:
     role: Role
     term: int
     leader: Leader | None
-    store_error: str  # why the newest request or candidacy failed; empty if another lighthouse leads, or this one does
+    store_error: str  # why the newest request or candidacy failed; empty while a lighthouse is known to lead
     store_silent_s: float  # time since a lighthouse was last known to lead
 
 

@@ -91,7 +91,7 @@ def process_descriptor(pid: int, started: int) -> Generator[int | None, None, No
 def command_lines() -> Generator[list[str], None, None]:
     """Yield the command line of every process that this user can see."""
     for pid in filter(str.isdigit, os.listdir("/proc")):
-        with contextlib.suppress(OSError):  # it has ended
+        with contextlib.suppress(OSError):  # the process has exited
             yield Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace").rstrip("\0").split("\0")
 
 
@@ -100,7 +100,7 @@ def describe_listener(port: int) -> str:
     inodes = {inode for table in ("tcp", "tcp6") for inode in _listening(table, port)}
     for pid in os.listdir("/proc"):
         if pid.isdigit() and inodes & _sockets(pid):
-            with contextlib.suppress(OSError):  # it has ended
+            with contextlib.suppress(OSError):  # the process has exited
                 words = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
                 return f"process {pid} ({words.strip()[:120]})"
     return f"a process that this user cannot see: `ss -tanp sport = :{port}` as root names it"

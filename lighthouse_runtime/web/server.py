@@ -59,7 +59,7 @@ class LeaderRedirect:
     """Redirect to the leader, for requests to a lighthouse that is a follower."""
 
     reason: str
-    url: str = ""  # of the leader; empty if there is none now
+    url: str = ""  # of the leader; empty if no leader is known
 
 
 MAX_CLIENTS = 64
