@@ -203,9 +203,9 @@ class Numbering:
         for field, seen_id in ids.items():
             if seen_id is not None and seen_id > max(self.quorum_id, by_clock + AHEAD_MS):
                 return InvalidRequest(
-                    f"is {seen_id}, which was never assigned: by its clock, this lighthouse has reached "
-                    f"{max(self.quorum_id, by_clock)}. Either the checkpoint that contains the id is damaged, or the "
-                    "lighthouse's clock was wrong when it started: set the clock, and restart the lighthouse",
+                    f"is {seen_id}; this lighthouse's ids are at {max(self.quorum_id, by_clock)} by its clock, so it "
+                    "was never given out. A checkpoint that it comes from is damaged; or the clock of the lighthouse "
+                    "was wrong when it started: set it, and start the lighthouse again",
                     field=field,
                 )
         return None

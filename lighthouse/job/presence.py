@@ -351,7 +351,7 @@ class Presence:
                 return Superseded("this session has ended")
             if ours.replica_id != event.participant.replica_id:
                 return InvalidRequest(
-                    f"is {event.participant.replica_id}; this session belongs to {ours.replica_id}, and accepts no "
+                    f"is {event.participant.replica_id}; this session is that of {ours.replica_id}, and speaks for no "
                     "other replica group",
                     field="replica_id",
                 )
@@ -562,7 +562,7 @@ class Presence:
             return
         sessions = self._member_sessions()
         order = self.standing.revoke_unknown_holders(
-            until, f"{member.replica_id} has seen quorum {seen_id}, which is missing from the journal"
+            until, f"{member.replica_id} was told quorum {seen_id}, which is not remembered"
         )
         if order is not None:
             self._job.emit(events.Ordered(order, sessions))

@@ -226,7 +226,7 @@ class TestIds:
             held = HeldQuorum(huge, HoldState.STANDING, 7)
             [answer] = await told(session, hello("attacker", THEIRS, held=held))
             if attacker.is_member:
-                assert re.search("never assigned|quorum ids are 0 to", str(why(answer)))
+                assert re.search("never given out|quorum ids are 0 to", str(why(answer)))
             else:
                 assert is_denied(answer, attacker)
         assert await honest_quorum(secured, job) < 2**50

@@ -218,7 +218,7 @@ def test_a_quorum_that_stands_again_by_an_older_journal_is_revoked(loop: Virtual
     Manager("c", seen=old + 5).connect(life)
     for manager in (a, b):
         [order] = orders(manager, QuorumPhase.REVOKED)
-        assert f"c has seen quorum {old + 5}, which is missing from the journal" in order.reason
+        assert f"c was told quorum {old + 5}, which is not remembered" in order.reason
     life.die()
 
 
