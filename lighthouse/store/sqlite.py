@@ -186,7 +186,7 @@ def read_rows(path: Path) -> list[tuple[bytes, bytes]]:
             raise DamagedJournal(path, found)
         # SQLite stores the statement verbatim.
         if db.execute("SELECT sql FROM sqlite_schema WHERE type = 'table'").fetchall() != [(_TABLE,)]:
-            raise DamagedJournal(path, "its table has a different definition")
+            raise DamagedJournal(path, "its table is not the one that it was made with")
         _get_term(db, path)
         return _get_rows(db, path)
 
@@ -218,7 +218,7 @@ def _get_rows(db: sqlite3.Connection, path: Path) -> list[tuple[bytes, bytes]]:
     for name, value, checksum in db.execute("SELECT key, CAST(value AS BLOB), checksum FROM record ORDER BY rowid"):
         key = str(name).encode(errors="replace")
         if checksum != _checksum(key, value):
-            raise DamagedJournal(path, f"the checksum of {name!r} is wrong")
+            raise DamagedJournal(path, f"{name!r} is not what was written")
         if key != _KEYS.term:
             rows.append((key, value))
     return rows
@@ -228,7 +228,7 @@ def _get_term(db: sqlite3.Connection, path: Path) -> int:
     select = "SELECT CAST(value AS BLOB), checksum FROM record WHERE key = ?"
     row = db.execute(select, (_KEYS.term.decode(),)).fetchone()
     if row is None or row[1] != _checksum(_KEYS.term, row[0]):
-        raise DamagedJournal(path, "the checksum of its term is wrong")
+        raise DamagedJournal(path, "its term is not what was written")
     return int(row[0])
 
 
