@@ -34,7 +34,7 @@ class Reply(Protocol[M]):
 
 
 class Peer(Protocol[M]):
-    """The other side of a stream. The methods never block, and do nothing on a closed stream."""
+    """The process at the other end of a stream. The methods never block, and do nothing on a closed stream."""
 
     def send(self, message: M) -> None: ...
 

@@ -191,7 +191,7 @@ class _Run:
             )
 
 
-_Row = tuple[str, dict[str, Any]]  # a kind, and what its faults have cost
+_Row = tuple[str, dict[str, Any]]  # a kind of fault, and the results of its faults
 _PLAN_COLUMNS: Sequence[Column[PlannedFault]] = (
     Column("AT", lambda fault: f"{fault.at_s:.1f}s", is_number=True),
     Column("FAULT", str),

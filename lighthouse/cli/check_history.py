@@ -41,7 +41,7 @@ class Commit:
     quorum_id: int
     at: float  # Unix time
     where: str  # file:line
-    follows_heal: bool  # or is the first commit of its process
+    follows_heal: bool  # also True for the first commit of a process
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +124,7 @@ class History:
 def read(folder: Path) -> History:
     """Parse all files below `folder`. Skip unrecognised lines, such as damaged ones.
 
-    Raise OSError if a file or folder cannot be read, because a log that is left out could contradict a promise.
+    Raise OSError if a file or folder cannot be read, because a log that was not read could contain a violation.
     """
     history = History()
     for path in sorted(path for path in _paths(folder) if path.is_file()):
@@ -201,7 +201,7 @@ def _read_log(history: History, place: str, lines: Iterable[tuple[int, str]]) ->
 
 
 def _messages(place: str, lines: Iterable[tuple[int, str]]) -> Iterator[tuple[str, str, str, str]]:
-    """Yield (place, message, job, replica_id) of each line. Job and replica_id are empty if the line has none."""
+    """Yield (file:line, message, job, replica_id) for each line. Job and replica_id are "" if the line has none."""
     for number, line in lines:
         text, job, group = line.partition(": ")[2], "", ""
         if line.startswith("{"):
@@ -329,7 +329,7 @@ def _only_participants_commit(history: History) -> Rule:
 
 
 def _each_quorum_was_formed(history: History) -> Rule:
-    """Check that a lighthouse logged each named quorum. Skip ids outside its logs, because these may be rotated."""
+    """Check that lighthouses logged every quorum in use. Skip ids outside the logged range: logs may be rotated."""
     rule = Rule("commits and managers name only quorums that a lighthouse has formed")
     formed = {quorum.quorum_id for quorum in history.formed}
     if len({quorum.job for quorum in history.formed}) != 1:

@@ -158,7 +158,7 @@ def write_bundle(path: Path, parts: Iterable[Part], limit_s: float) -> list[str]
         raise InvalidRequest(f"cannot write {path}: {e.strerror or e}; name another file", field="--out") from e
     finally:
         if temporary is not None:
-            temporary.unlink(missing_ok=True)  # it is still there after an error or Ctrl-C
+            temporary.unlink(missing_ok=True)  # the file still exists after an error or Ctrl-C
     return failed
 
 

@@ -196,7 +196,7 @@ def _ask_manager(manager: ManagerSeen, secret: str, timeout_s: float) -> Manager
     except (NotPermitted, NotServed):
         return manager
     return (
-        manager if told.lighthouse_reachable else replace(manager, lighthouse_error=told.lighthouse_error or "no word")
+        manager if told.lighthouse_reachable else replace(manager, lighthouse_error=told.lighthouse_error or "unknown")
     )
 
 

@@ -39,7 +39,7 @@ class Place:
 class Certificate:
     """Expiry date of a certificate, or the reason why it cannot be read."""
 
-    of: str  # name of its owner, for messages
+    of: str  # which certificate this is, for messages
     expires_at: float | None = None  # None if the certificate cannot be read
     error: str = ""
 
@@ -113,7 +113,7 @@ class Finding:
 
 
 def check(facts: Facts) -> list[Finding]:
-    """Return the findings in an order in which earlier ones may explain later ones."""
+    """Derive all findings from the facts, ordered so that an earlier finding may explain a later one."""
     status = None if facts.asked is None else facts.asked.status
     findings = [_place(place, is_served=status is not None) for place in facts.places]
     if facts.asked is not None:
@@ -156,11 +156,11 @@ def _tls(facts: Facts) -> Iterator[Finding]:
             yield Finding(
                 "tls",
                 Level.WARN,
-                "other hosts reach this lighthouse without TLS, so anyone can join and look: start it without "
+                "other hosts reach this lighthouse without TLS, so anyone can join and read: start it without "
                 "--insecure, and use the join string that `lighthouse token` prints",
             )
         elif status is not None:
-            yield Finding("tls", Level.OK, "none is needed: the lighthouse listens on a loopback")
+            yield Finding("tls", Level.OK, "not needed: the lighthouse listens on a loopback address")
         return
     if facts.certificate is not None:
         remedy = "the lighthouse should have renewed it: see its log for the reason, or restart it"
@@ -201,7 +201,7 @@ def _token(facts: Facts) -> Iterator[Finding]:
 def _clock(asked: Asked, status: LighthouseStatus) -> Finding:
     """Compare this host's clock with the lighthouse's.
 
-    The lighthouse reads its clock between the request and the answer, so a time between these two counts as equal.
+    The lighthouse reads its clock between the request and the answer. Any time between these two counts as equal.
     """
     ahead_s = max(status.now_unix_s - asked.ended_at, 0.0)
     behind_s = max(asked.began_at - status.now_unix_s, 0.0)
@@ -250,7 +250,7 @@ def _store(store: StoreStatus) -> Finding:
             "store",
             Level.FAIL,
             f"the lighthouse's {store.kind} does not answer: {store.error}; no quorum changes until it does, and then "
-            "another lighthouse may lead: look at the store",
+            "another lighthouse may lead: check the store",
         )
     if store.kind is StoreKind.NONE:
         return Finding(
@@ -298,8 +298,8 @@ def _managers(managers: tuple[ManagerSeen, ...]) -> Iterator[Finding]:
         yield Finding(
             "managers",
             Level.FAIL,
-            f"{manager.replica_id} of job {manager.job}: {manager.error}; the lighthouse hears it, so look at its "
-            "--advertise, and at the firewall between this host and it",
+            f"{manager.replica_id} of job {manager.job}: {manager.error}; the lighthouse receives its heartbeats, so "
+            "check its --advertise and the firewall between this host and the manager",
         )
     yield from _others("managers", Level.FAIL, len(unreached))
     for manager in cut_off[:NAMED]:

@@ -280,7 +280,7 @@ def _print_json_lines(poll: Poll, ticks: Iterator[None]) -> None:
 
 @contextmanager
 def _restoring_terminal() -> Generator[Callable[[], None], None, None]:
-    """Turn SIGINT and SIGTERM into exceptions within the context, so that `finally` blocks restore the terminal.
+    """Turn SIGINT and SIGTERM into exceptions inside the `with` block, so that `finally` restores the terminal.
 
     A finalizer or a gRPC callback may swallow the exception. So the caller must regularly call the yielded function,
     which raises it again.

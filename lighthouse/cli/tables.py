@@ -154,7 +154,7 @@ def supervised(run: RunStatus) -> str:
 
 
 def run_rank_lines(ranks: Sequence[RankStatus], count: int, width: int) -> list[Text]:
-    """Return a table of `ranks`. If there are more than `count`, it has the most urgent ones, most urgent first."""
+    """Return a table of `ranks` or, if there are more than `count`, of the `count` most urgent ranks."""
     if len(ranks) > count:
         ranks = sorted(ranks, key=lambda rank: _RUN_URGENCY.get(rank.state, 9))[:count]
     return table(_RUN_RANK_COLUMNS, ranks, width)
@@ -225,7 +225,7 @@ def _ends_in(row: Row) -> str:
 
 
 def most_urgent(members: Sequence[MemberStatus], count: int) -> list[MemberStatus]:
-    """Return at most `count` members. They are sorted by name if all fit, otherwise by urgency."""
+    """Return all members sorted by name or, if there are more than `count`, the `count` most urgent members."""
     return sorted(members, key=(lambda m: natural_key(m.replica_id)) if len(members) <= count else _urgency)[:count]
 
 
@@ -412,7 +412,7 @@ def _threads(stacks: str) -> list[str]:
 
 
 def _entries(recorded: str) -> list[str]:
-    """Return a line per entry, or the text as it is if a rank has sent something else."""
+    """Return a line per Flight Recorder entry, or `recorded` unchanged if it is not a JSON list of entries."""
     try:
         entries = json.loads(recorded) if recorded else []
         return [_entry(entry) for entry in entries[-ENTRIES_SHOWN:]] if isinstance(entries, list) else [recorded]

@@ -50,9 +50,9 @@ class Report:
     checkpoint_every_s: float
     restart_s: float  # assumed duration of a restart: `back_s`, or RESTART_S if that is None
     checkpoints_lost_s: float
-    """Cost of the same faults if each of them restarts all groups from the last checkpoint: half of the interval
-    between two checkpoints and one restart, for each fault and group. Faults strike in the middle of an interval on
-    average. Writing checkpoints costs nothing in this model.
+    """Estimated cost of the same faults if each of them restarted all groups from the last checkpoint. A fault then
+    costs each group one restart and, on average, half of the interval between two checkpoints. Writing checkpoints
+    costs nothing in this model.
     """
     price_per_h: float | None  # of one rank
     money: Seconds | None  # by cause, in the unit of the price
@@ -165,9 +165,9 @@ def _count(names: Iterable[str], struck: set[tuple[str, str]]) -> dict[str, int]
 
 
 def _parse(lines: Iterable[str], job: str) -> tuple[list[_Row], list[IncidentSummary]]:
-    """Return the rows and the faults of `job`, or of all jobs if it is empty. The faults are sorted by time."""
+    """Parse lines of the ledger into rows and faults of `job`, or of all jobs if it is "". Sort the faults by time."""
     rows: list[_Row] = []
-    faults: dict[tuple[str, str], IncidentSummary] = {}  # the last line about a fault counts
+    faults: dict[tuple[str, str], IncidentSummary] = {}  # by job and id; the last line about a fault counts
     for line in lines:
         try:
             found = json.loads(line)
@@ -194,7 +194,7 @@ def _groups(fault: IncidentSummary) -> set[str]:
 
 
 def _covered(rows: Iterable[_Row], since: float, until: float) -> float:
-    """Return for how many seconds of the period there is at least one row."""
+    """Return the number of seconds of the period that at least one row covers."""
     covered_s, end = 0.0, -math.inf
     for from_s, to_s in sorted({(row.from_s, row.to_s) for row in rows}):
         covered_s += max(0.0, min(to_s, until) - max(from_s, since, end))

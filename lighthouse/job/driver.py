@@ -82,7 +82,7 @@ class QuorumDelivery:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """Answer to a join."""
+    """Answer to a group's join: the quorum that has formed, and whether it is a standing quorum."""
 
     quorum: Quorum
     stands: bool
@@ -92,7 +92,7 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class SessionReply:
-    """Answers a manager's join, which the manager numbered `join`, with a quorum or an error."""
+    """Sends a manager the answer to the join that the manager numbered `join`: a quorum or an error."""
 
     peer: Peer[ToManager]
     join: int
@@ -118,7 +118,7 @@ class _Waiting:
 
 
 class WaitingJoins:
-    """Joins that are waiting for a quorum. Each has arrived either on a session or as a separate call."""
+    """Pending joins: requests of groups for the next quorum, received on sessions or as separate calls."""
 
     def __init__(self, ports: Ports, waits: Histogram) -> None:
         """Create an empty queue. `waits` records how many seconds each answered join waited."""
@@ -162,11 +162,11 @@ class WaitingJoins:
 
 @dataclass(slots=True)
 class Session:
-    """A manager's open session."""
+    """A manager's open session, with the newest join that it has carried."""
 
     peer: Peer[ToManager]
     replica_id: str
-    join: int | None = None  # call of its newest join
+    join: int | None = None  # call number of its newest join
     reply: SessionReply | None = None  # receives the answer to that join
 
 
@@ -193,10 +193,10 @@ HELD_BACK_LOGGED_AFTER_S = 10.0
 
 
 class WorldBroadcast:
-    """Sends managers the job's `World` message, and logs which replica groups are waiting for missing ranks.
+    """Sends managers the job's `World` message (its size and pending joins), and logs which groups lack ranks.
 
-    Each session receives the message soon after it opens and whenever its content changes. Sending to all sessions
-    takes a while. A session that is still waiting when the content changes again receives only the newest message.
+    Each session receives the message soon after it opens and whenever the content changes. Sending to all sessions
+    takes a while. A session that is still in the queue when the content changes receives only the newest message.
     """
 
     def __init__(self, job: str, machine: QuorumMachine, sessions: SessionTable, timers: Timers) -> None:
@@ -219,7 +219,7 @@ class WorldBroadcast:
         self._behind[number] = None
 
     def set_waiting_for(self, waiting_for: str) -> None:
-        """Set the description of what pending joins are waiting for, or "" if none is pending."""
+        """Set the description of what pending joins are waiting for. It is "" if no join is pending."""
         if waiting_for != self._waiting_for:
             self._waiting_for = waiting_for
             self.schedule_send()
@@ -339,7 +339,7 @@ class JobDriver(MachineDriver[events.QuorumEvent, events.QuorumEffect]):
     def request_quorum(self, participant: Participant, time_left_s: float, reply: Reply[Answer]) -> int:
         """Request the next quorum for a replica group, and return the number of the call.
 
-        `reply` receives the quorum or an error, at the latest shortly before `time_left_s` has passed.
+        `reply` receives the quorum or an error before `time_left_s` seconds have passed.
         """
         call = next(self._numbers)
         self._add_request(events.Joined(call, participant, self._clock() + time_left_s), time_left_s, reply)
@@ -372,7 +372,7 @@ class JobDriver(MachineDriver[events.QuorumEvent, events.QuorumEffect]):
         self._worlds.add_receiver(number)
         self._opening = number
         self._feed(events.SessionOpened(number, hello))
-        if self._opening:  # it was not refused
+        if self._opening:  # the machine has not refused the session
             self._take_notice(hello.participant.replica_id, None)  # a manager repeats a notice that is still valid
             self._add_report(hello.participant.replica_id, hello.levels)
         self._opening = 0
@@ -578,7 +578,7 @@ class JobDriver(MachineDriver[events.QuorumEvent, events.QuorumEffect]):
                 pass
 
     def _now(self) -> float:
-        """Return the time. If this host is busy while closed connections are judged, first report `HostBusy`."""
+        """Return the time. If this host is busy when lost connections are to be judged, handle `HostBusy` first."""
         now = self._clock()
         if self.machine.presence.silence.is_judging(now) and self._ports.is_busy():
             self._perform(self.machine.handle(events.HostBusy(), now), now)
@@ -632,7 +632,7 @@ class JobDriver(MachineDriver[events.QuorumEvent, events.QuorumEffect]):
                     self._secret = self._ports.draw_secret()
                 if record is not None:
                     self._commit(record)
-                # Before any group can log it, for `check-history`.
+                # Log the quorum before any group can log it, as `check-history` requires.
                 log_quorum(self.job, quorum, is_new=is_new, is_branch=is_branch)
                 self._delivery = QuorumDelivery(quorum, self._delivery)
                 self._waiting.answer_calls(calls, Answer(quorum, stands, self._secret, self._delivery))

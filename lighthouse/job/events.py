@@ -42,7 +42,7 @@ class MemberLost:
 
 @dataclass(frozen=True, slots=True)
 class MemberLeft:
-    """A replica group has left cleanly."""
+    """A replica group has left the job cleanly, which is not a loss."""
 
     replica_id: str
 
@@ -68,7 +68,7 @@ class GridChanged:
 
 @dataclass(frozen=True, slots=True)
 class ConnectionsCut:
-    """These members lost their connections at the same time. They count as alive for another `hold_s` seconds."""
+    """Several members lost their connections at the same time. They count as alive for another `hold_s` seconds."""
 
     replica_ids: tuple[str, ...]
     hold_s: float
@@ -117,14 +117,14 @@ class SessionHeartbeatReceived:
 
 @dataclass(frozen=True, slots=True)
 class SessionEnded:
-    """A manager's or a rank's stream has ended. Unless a `Left` came first, the manager crashed or was disconnected."""
+    """A manager's or a rank's stream has ended. Unless a `Left` came first, the process crashed or was disconnected."""
 
     session: int
 
 
 @dataclass(frozen=True, slots=True)
 class Left:
-    """The replica group with this session has left cleanly."""
+    """The manager with this session has reported that its replica group leaves cleanly."""
 
     session: int
 
@@ -150,7 +150,7 @@ class QuorumFormed:
     is_new: bool  # True if the quorum has a new id
     stands: bool = False
     record: QuorumRecord | None = field(default=None, compare=False, repr=False)  # stored before any answer
-    is_branch: bool = False  # True if no group with the state of the quorum before has joined (lineage.py, rule 3)
+    is_branch: bool = False  # True if no group with the last quorum's state has joined (lineage.py, rule 3)
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,7 +203,7 @@ class HeartbeatAnswered:
 
 @dataclass(frozen=True, slots=True)
 class Ordered:
-    """Instruction to send `order` to the managers that have these sessions."""
+    """Instruction to send `order` on the managers' sessions with the numbers `sessions`."""
 
     order: QuorumOrder
     sessions: tuple[int, ...]
@@ -261,7 +261,7 @@ class RankLost:
 
 @dataclass(frozen=True, slots=True)
 class RanksBehind:
-    """The ranks in these slots are behind, and the run's other ranks are waiting for them."""
+    """Some ranks are behind, and the run's other ranks are waiting for them. `slots` lists their slots."""
 
     slots: tuple[int, ...]
     reason: str
@@ -330,7 +330,7 @@ class Interrupted:
     number: int
     reason: str
     ranks: tuple[run.RankId, ...]  # may be empty
-    is_new: bool = False  # the generation has just broken, or there is another reason
+    is_new: bool = False  # the generation has just broken, or a later loss is now the cause
     is_failure: bool = False  # a rank reported a failure of its function
 
 

@@ -59,7 +59,7 @@ class Decision(NamedTuple):
 
     verdict: Verdict
     until: float | None = None
-    """Latest end of the wait, or None if the wait has no timeout."""
+    """Time at which the wait times out, or None if it has no timeout."""
     missed_at: float | None = None
     """When the join timeout expires for the stragglers, or None while it is not running."""
     next_at: float | None = None
@@ -71,7 +71,7 @@ class Decision(NamedTuple):
 def decide(job: Job, now: float) -> Decision:
     """Decide, by the rules in this module, whether a quorum forms now. Do not change any state.
 
-    This takes O(1) time while the quorum is waiting for other groups, and O(n log n) when only for leases.
+    This takes O(1) time while groups are missing, and O(n log n) time while only leases must expire.
     """
     config, joins, standing = job.config, job.joins, job.standing
     healthy, working = job.counts[Kind.HEALTHY], job.counts[Kind.WORKING]
@@ -156,7 +156,7 @@ def choose_members(job: Job, now: float) -> tuple[Group, ...]:
 
 
 def claims_of(job: Job, candidates: Sequence[Group], now: float) -> list[Claim]:
-    """Return a claim for each candidate: the state that it reports, and what the lighthouse knows about it."""
+    """Return a `Claim` for each candidate: the state that it reports, and what the lighthouse knows about it."""
     claims: list[Claim] = []
     branch_at = job.first_formed_at if job.branch_at is None else job.branch_at
     branch_id = job.branch_id if branch_at is None or now < branch_at + EARLIER_COUNTS_FOR_S else 0
@@ -179,7 +179,7 @@ def claims_of(job: Job, candidates: Sequence[Group], now: float) -> list[Claim]:
 
 
 def known_history(job: Job, now: float) -> History:
-    """Return the job's history, and quorums from an earlier lighthouse that candidates report (lineage.py, rule 3)."""
+    """Return the quorums of this job, including unknown earlier ones that candidates report (lineage.py, rule 3)."""
     if job.first_formed_at is not None and now >= job.first_formed_at + EARLIER_COUNTS_FOR_S:
         return job.history
     history = History(job.history.ranges)
@@ -358,7 +358,7 @@ class QuorumMachine:
             member.last_assignment = LastAssignment(
                 quorum.quorum_id, max_step, tag_quorum_id, was_at, held, lowest, lineage.tag_quorum_id
             )
-            member.seen_at = now  # its call is no longer pending
+            member.seen_at = now  # no pending call keeps the group alive any more
         job.history = history
         for quorum_id in (lineage.tag_quorum_id, quorum.quorum_id):
             if quorum_id:

@@ -248,7 +248,7 @@ class RestartLog:
         self.counters = replace(self.counters, job_restarts=self.counters.job_restarts + 1)
 
     def _append_restart(self, restart: RestartRecord) -> None:
-        """Append a restart and drop the oldest, but never the most recent one that ended a generation."""
+        """Append a restart. Drop the oldest restarts, but keep the most recent one that ended a generation."""
         followed = self._newest
         self.restarts = (*self.restarts, restart)[-RESTARTS_KEPT:]
         if followed is not None and restart.ends_nothing and followed not in self.restarts:
@@ -432,10 +432,10 @@ class Ranks:
         rank.is_here, rank.session = False, None
 
     def adopt_world_size(self, world_size: int) -> None:
-        """Drop the slots from `world_size` on, because the run has returned with other terms. No rank may be alive.
+        """Drop slots `world_size` and above, because the run has started again with new terms. No rank may be alive.
 
-        The other slots keep the records of their lost processes, so the next process in each is a successor. These
-        records name no host, because the new terms may assign the slots to other hosts.
+        The other slots keep the records of their lost processes, so that the next process in each slot counts as a
+        successor. These records name no host, because the new terms may assign the slots to other hosts.
         """
         self._slots = {slot: replace(rank, host="") for slot, rank in self._slots.items() if slot < world_size}
 
@@ -597,7 +597,7 @@ def _is_majority(ranks: Ranks, current: GenerationState, terms: RunTerms) -> boo
 
 
 class Generations:
-    """Component of `RunMachine` that tracks the ranks of a run and forms its generations."""
+    """Part of `RunMachine` that tracks the ranks of a run and forms its generations."""
 
     def __init__(
         self,
@@ -607,7 +607,7 @@ class Generations:
         effects: list[events.RunEffect],
         make_id: Callable[[float], str],
     ) -> None:
-        """Restore the state from a run's stored record. The component appends its effects to `effects`."""
+        """Restore the state from a run's stored record. All methods append their effects to `effects`."""
         self.config = config
         self.terms = record.terms
         self.ranks = Ranks(config.rank_timeout_s, record.ranks, now)
@@ -631,7 +631,7 @@ class Generations:
         return min((moment for moment in moments if moment is not None and moment > now), default=None)
 
     def is_decision_due(self, now: float) -> bool:
-        """Return whether a timeout has expired, so `form_if_ready` must be called even if nothing else has happened."""
+        """Return whether a timeout has expired, so that `form_if_ready` must be called even without an event."""
         next_at = self._decision.next_at
         return not self._is_over and next_at is not None and next_at <= now
 
@@ -764,7 +764,7 @@ class Generations:
             self._effects.append(events.GenerationSent(rank.rank, self.current.generation))
 
     def _handle_failure(self, rank: Rank, generation: int, reason: str, now: float) -> None:
-        """Handle a failure of a rank's function. Ignore it if the generation is broken, which explains the failure."""
+        """Handle a failure of a rank's function. Ignore failures after the generation has broken."""
         if not self.current.can_fail(rank.rank, generation):
             return
         current = self.current

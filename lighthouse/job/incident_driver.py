@@ -127,7 +127,7 @@ class JobAccount:
 
 
 class DriverOwner(Protocol):
-    """The part of `JobDriver` that the drivers of the job's progress and incidents use."""
+    """The methods of `JobDriver` that `ProgressDriver` and `IncidentDriver` call."""
 
     def send_to_member(self, member: Group, message: ToManager) -> bool: ...
 
@@ -273,7 +273,7 @@ def _add(times: dict[Key, Histogram], key: Key, seconds: float) -> None:
 
 
 class IncidentStore(Protocol):
-    """Storage of incidents."""
+    """Durable storage of incidents. `load` and `close` may block the event loop, and `save` must not."""
 
     def load(self) -> Iterable[Incident]: ...
 
@@ -286,7 +286,7 @@ class IncidentStore(Protocol):
 
 @dataclass(slots=True)
 class IncidentRegistry:
-    """Incident state and settings that all jobs share."""
+    """The incidents of all jobs with their files, statistics and ledger, and the policy for stalls."""
 
     policy: OnStall = OnStall.NOTIFY
     files: IncidentStore | None = None
@@ -360,7 +360,7 @@ class _OpenRound:
 class IncidentDriver:
     """Drives the `IncidentMachine` of one job, collects evidence and carries out the policy for stalls.
 
-    While the job has a quorum, evidence and recovery depend on the quorum's members, and the job's runs are ignored.
+    While the job has a quorum, only the quorum's members count for evidence and recovery. The job's runs are ignored.
     """
 
     def __init__(
@@ -410,7 +410,7 @@ class IncidentDriver:
             self._perform(self._incidents.record_step_reached(step, quorum_id, now))
 
     def handle_view(self, replica_id: str, view: GroupView) -> None:
-        """Check a group's progress view for a step discarded because of its gradients, and the job for slow ranks."""
+        """Open incidents for a step that the progress view reports as discarded, and for the job's slow ranks."""
         group = self._state.groups.get(replica_id)
         if group is not None and view.replica_id == replica_id:
             ranks = [rank for rank in view.ranks if rank.sample.rejected is not None]
@@ -510,7 +510,7 @@ class IncidentDriver:
     # -- evidence
 
     def gather_evidence(self, ranks: Mapping[str, tuple[int, ...]] | None, reply: Reply[Gathered]) -> None:
-        """Collect evidence from all members and runs, or only from `ranks`. () stands for all ranks of a group or run.
+        """Collect evidence from all members and runs, or only from `ranks`, by group or run. () stands for all ranks.
 
         Raises:
             LimitReached: MAX_ROUNDS requests for evidence are already pending.

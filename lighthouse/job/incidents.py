@@ -72,7 +72,7 @@ class Decision:
 
     @property
     def is_final(self) -> bool:
-        """True if the reaction kills or stops something. The policy then takes no other action in this incident."""
+        """True if the reaction kills groups or stops the run. The policy then does nothing else in this incident."""
         return self.stop or bool(self.restart)
 
     @property
@@ -170,12 +170,12 @@ Effect = Opened | Changed | EvidenceWanted | ActionDue | Recovered
 
 @dataclass(slots=True)
 class _Case:
-    """An incident that is still being tracked."""
+    """An incident that may still change, with the data that is needed to detect the recovery."""
 
     incident: Incident
     fault_at: float
     base: int | None = None
-    """Training has recovered once a rank reaches a step above this one. None until the next quorum."""
+    """Training has recovered once a rank reaches a step above this one. None until the next quorum forms."""
     verdict: StallVerdict | None = None
     looks: int = 0
     is_looking: bool = False
@@ -257,7 +257,7 @@ class _Lost:
 
 @dataclass(frozen=True, slots=True)
 class _Exit:
-    """A supervisor's report on a dead process whose group does not count as lost yet."""
+    """A supervisor's report on a dead process in a group that does not count as lost yet."""
 
     reason: str
     evidence: RankEvidence
@@ -482,7 +482,7 @@ class IncidentMachine:
     # -- groups without a valid state
 
     def record_distrust(self, group: Group, distrust: Distrust | None, now: float, unix_s: float) -> list[Effect]:
-        """Open an incident if a group joins with an invalid state. `distrust` is the reason, or None if it is valid."""
+        """Open an incident if a group joins with an invalid state. `distrust` is None if the state is valid."""
         before, group.reports.distrust = group.reports.distrust, distrust
         if distrust is None or distrust == before:
             return []
@@ -508,7 +508,7 @@ class IncidentMachine:
     # -- slow ranks
 
     def track_slow(self, slow: Mapping[RankName, SlowRank], now: float, unix_s: float) -> list[Effect]:
-        """Open an incident for ranks that have become slow, and close those whose ranks are no longer slow."""
+        """Open an incident for ranks that have become slow, and close incidents whose ranks are no longer slow."""
         open_ = frozenset(name for case in self._slow.values() for name in case.slow)
         effects = self._end_slow(open_ - slow.keys(), now)
         opened_at = {name: at for name, at in self._slow_opened_at.items() if now < at + SLOW_AGAIN_S}
@@ -680,7 +680,7 @@ class EvidenceRound:
 
     def gathered(self) -> Gathered:
         """Return the collected evidence, with descriptions of the missing parts."""
-        late = [f"{question.replica_id}: not all came within {WITHIN_S:g} s" for question in self._waiting.values()]
+        late = [f"{question.replica_id}: no full answer within {WITHIN_S:g} s" for question in self._waiting.values()]
         evidence = sorted(self._evidence, key=lambda one: (one.replica_id, one.rank.group_rank))
         return Gathered(tuple(evidence), (*self._missing, *late))
 
@@ -732,7 +732,7 @@ def check_ranks(replica_id: str, ranks: Sequence[int], group_world_size: int) ->
 LIMIT = 200
 SHOWN = 50
 MAX_ARCHIVE_BYTES = 64 * 1024 * 1024
-DROPPED = "the evidence of an incident as old as this is not kept in memory"
+DROPPED = "evidence is kept in memory for newer incidents only"
 
 
 def surplus(kept: Sequence[tuple[str, str, int]], limit: int, max_bytes: int) -> list[str]:
@@ -855,5 +855,5 @@ def incident_of(name: RunName, restart: RestartRecord) -> Incident:
 
 
 def _since(restart: RestartRecord, at: float | None) -> float | None:
-    """Return the seconds from the restart until `at`. At least 0, because the wall clock may have been set back."""
+    """Return the seconds from the restart until `at`, or 0 if the wall clock has been set back since then."""
     return None if at is None else max(0.0, at - restart.noticed_at)

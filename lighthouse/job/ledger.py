@@ -31,7 +31,7 @@ MAX_TEXT_CHARS = 200
 
 
 class Cause(StrEnum):
-    """Use of a replica group's time."""
+    """Activity or failure on which a replica group spends time."""
 
     COMPUTE = "compute"
     WAIT = "wait"
@@ -88,7 +88,7 @@ class _Spent:
         self.since = at
 
     def divide_wait(self) -> None:
-        """Move time from WAIT to the causes that the manager's counters report. Carry over up to EVERY_S of excess."""
+        """Move time from WAIT to the causes that the manager's counters report. Carry over excess up to EVERY_S."""
         for cause, owed_s in self.owed_s.items():
             moved_s = min(owed_s, self.seconds[Cause.WAIT])
             self.seconds[Cause.WAIT] -= moved_s
@@ -112,7 +112,7 @@ class Ledger:
         self._faults: dict[str, IncidentSummary] = {}
 
     def observe_group(self, job: str, group: Group | None, now: float, at: float | None = None) -> None:
-        """Record the group's current state, which began at `at`, or now if `at` is None."""
+        """Record what the group spends its time on from `at` on, or from now on if `at` is None."""
         if group is None or group.participant is None:
             return
         key, cause = (job, group.replica_id), cause_of(group)

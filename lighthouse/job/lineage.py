@@ -81,7 +81,7 @@ def tag_of(participant: Participant, last: LastAssignment | None) -> int | None:
     if participant.tag_quorum_id is not None or last is None:
         return participant.tag_quorum_id
     if last.was_at is not None and participant.step >= last.was_at:
-        return None  # it may not have healed
+        return None  # the participant may not have healed
     if participant.step > last.max_step:
         return last.quorum_id
     return last.tag_quorum_id if participant.step == last.max_step else None
@@ -95,8 +95,8 @@ class Claim:
     tag: int | None
     is_member: bool
     may_be_ahead: int | None = None
-    """Maximum number of steps by which the state may be ahead of the last quorum, or None for no limit. With 0, it must
-    not even be ahead of the members that have joined.
+    """Maximum number of steps by which the state may be ahead of the last quorum, or None for no limit. If 0, the state
+    must not be ahead of the members that have joined, either.
     """
     ranks_disagree: bool = False
     works_at: int | None = None
@@ -189,7 +189,7 @@ class Numbering:
         self._began_at: float | None = None
 
     def start_clock(self, now: float) -> float:
-        """Return the time of the first call, which must come when `first_id` is drawn from the wall clock."""
+        """Return the time of the first call. Call this first when `first_id` is read from the wall clock."""
         self._began_at = now if self._began_at is None else self._began_at
         return self._began_at
 

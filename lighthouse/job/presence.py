@@ -53,7 +53,7 @@ POSTPONED_AT_MOST = 40
 simultaneous closings far apart: with a load average of 20 on two CPUs, up to 98 ms for three members.
 """
 SILENT_TOGETHER = "most members fell silent together; they have one more timeout before they count as lost"
-CLOSED_TOGETHER = "the connections of most members ended together: held for a lease"
+CLOSED_TOGETHER = "the connections of most members ended together; they have one lease to reconnect"
 
 
 class MassSilence:
@@ -134,7 +134,7 @@ class MassSilence:
         return self._judge_at
 
     def excuse_member(self, member: Group, beat_interval_s: float, now: float) -> bool:
-        """Return whether a silent or disconnected member gets more time before it is lost (if silent, only once)."""
+        """Return whether a silent or disconnected member gets more time before it is lost. Silence is excused once."""
         if member.closes_at is not None:
             return self._excuse_closing(member, now)
         was_excused = member.excused_until > member.seen_at + self._timeout_s
@@ -172,7 +172,7 @@ class MassSilence:
         return member.closes_at is None or now < member.closes_at
 
     def _judge_burst(self, now: float) -> None:
-        """Let disconnected members count as alive if most members are disconnected. Call this once per burst."""
+        """If most members are disconnected, let these count as alive for one lease. Call this once per burst."""
         members, ended = self._members_before_burst()
         self._is_judged = True
         if 2 * len(ended) <= len(members) or len(members) < 2:
@@ -184,7 +184,7 @@ class MassSilence:
         self._job.emit(events.ConnectionsCut(tuple(sorted(m.replica_id for m in held)), self._lease_s))
 
     def _members_before_burst(self) -> tuple[list[Group], list[Group]]:
-        """Return the members that had a session before the burst, and the disconnected ones among them."""
+        """Return the members that had a session before the newest burst, and those of them that lost it."""
         members = [m for m in self._job.list_participants() if m.session is not None and m.is_alive]
         return members, [m for m in members if m.closes_at is not None or self._is_unjudged(m)]
 
@@ -262,7 +262,7 @@ class JobEnd:
         self.step = self.finished_step = None
 
     def check_late_group(self, participant: Participant, others: Iterable[str]) -> Drained | None:
-        """Return an error if a group arrives too late after the end, else None. `others` are other live groups."""
+        """Return an error if a group joins too late after the job's end, else None. `others` are other live groups."""
         name, step = participant.replica_id, participant.requested_step
         if self.step is None or participant.continues or name not in self.absent or step >= self.step:
             return None
@@ -292,10 +292,10 @@ MAX_REPORTED = 500
 
 
 class Presence:
-    """Component of `QuorumMachine` that handles the sessions, joins and losses of a job's groups."""
+    """Part of `QuorumMachine` that handles the sessions, joins and losses of a job's groups."""
 
     def __init__(self, job: Job, job_end: JobEnd, holders_until: float | None) -> None:
-        """Create the component. Until `holders_until`, members may hold quorums that the restored record lacks."""
+        """Start without sessions. Until `holders_until`, members may hold quorums that the restored record lacks."""
         self._config = job.config
         self._job = job
         self.job_end = job_end
@@ -439,7 +439,7 @@ class Presence:
     def answer_unchanged_heartbeat(
         self, event: events.SessionHeartbeatReceived, now: float
     ) -> events.HeartbeatAnswered | None:
-        """Renew the lease and return the answer to a heartbeat that reports no change. Return None for any other."""
+        """If a heartbeat reports no change, renew the group's lease and return the answer. Otherwise return None."""
         group, report, standing = self.sessions.get(event.session), event.beat.levels, self.standing
         held, quorum = report.held, standing.quorum
         if group is None or held is None or quorum is None or standing.phase is not QuorumPhase.STANDING:
@@ -500,7 +500,7 @@ class Presence:
             self._send_order(self.standing.end_overdue_wait(now))
 
     def silent_groups(self, now: float) -> list[str]:
-        """List connected groups with an overdue heartbeat. They count as alive until they lapse."""
+        """List connected groups with an overdue heartbeat. They count as alive until their timeout expires."""
         overdue = now - SILENT_AFTER_INTERVALS * self.beat_interval_s
         return sorted(member.replica_id for member in self.sessions.values() if member.seen_at < overdue)
 
@@ -551,7 +551,7 @@ class Presence:
         return self._job.numbering.why_unassigned(now, seen_quorum_id=seen, tag_quorum_id=tag, quorum_id=held)
 
     def _record_seen_id(self, member: Participant | Group, seen_id: int, now: float) -> None:
-        """Record the highest quorum_id that a member has seen. If the journal lacks it, treat it as outdated."""
+        """Record the highest quorum_id that a member has seen. If the journal lacks it, the journal is outdated."""
         self.seen_id = max(self.seen_id, seen_id)
         if self._holders_until is None or not self._job.numbering.is_unknown(seen_id):
             return
@@ -697,7 +697,7 @@ class Presence:
 
 
 def staying_groups(groups: Iterable[Group]) -> set[str]:
-    """Return the replica_ids of the groups that can train and have no preemption notice that is more than advice."""
+    """Return the replica_ids of groups that can train and have no preemption notice. Ignore notices that are advice."""
     return {
         group.replica_id
         for group in groups

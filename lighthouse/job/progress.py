@@ -75,7 +75,7 @@ class Levels:
 
 @dataclass(frozen=True, slots=True)
 class Pace(Levels):
-    """How fast a job is training and with how many groups, now and in samples (`ages_s`, `..._then`), oldest first."""
+    """Speed and size of a job, now and in samples (`ages_s`, `..._then`) that are sorted from oldest to newest."""
 
     steps_per_s: float | None  # None if unknown
     discards: int  # discarded steps, summed over replica groups
@@ -189,7 +189,7 @@ class Grid:
 
     @property
     def global_world_size(self) -> int:
-        """Number of connected ranks."""
+        """Number of connected ranks in all groups."""
         return sum(group.connected_count for group in self.groups)
 
     @property
@@ -200,7 +200,7 @@ class Grid:
 
     @property
     def ranks_pending(self) -> int:
-        """Number of ranks that the groups still lack."""
+        """Number of ranks that are not connected, in all groups."""
         return sum(len(group.missing) for group in self.groups)
 
     def describe_incomplete(self) -> str:
@@ -211,7 +211,7 @@ class Grid:
 
 
 def grid_of(members: Iterable[Group]) -> Grid:
-    """Build the grid of these groups, sorted by replica_id."""
+    """Build the grid of the groups `members`, sorted by replica_id."""
     ordered = sorted(members, key=lambda member: member.replica_id)
     return Grid(group for member in ordered if (group := _group_ranks(member)) is not None)
 
@@ -254,7 +254,7 @@ class _PeerRanks:
 
 
 class RankQuota:
-    """Limits how many ranks of all jobs are stored, because each takes about a kilobyte."""
+    """Limit on the number of stored ranks over all jobs. Each rank takes about a kilobyte."""
 
     def __init__(self, limit: int = MAX_RANKS_KEPT) -> None:
         self._limit = limit
@@ -269,7 +269,7 @@ class RankQuota:
 
 
 class JobProgress:
-    """Progress of a job's ranks, as last reported by its groups. All jobs share `kept`, which limits stored ranks."""
+    """Progress of a job's ranks, as last reported by its groups. All jobs share the quota `kept`."""
 
     def __init__(
         self,
@@ -411,7 +411,7 @@ def _aged(group: Group, view: GroupView, now: float) -> list[RankView]:
 
 
 def _is_over(before: GroupView, view: GroupView) -> bool:
-    """Return whether `view` is from a newer manager than `before`, which shows in a sum that has decreased."""
+    """Return whether `view` is from a newer manager than `before`. A new manager's totals start again from zero."""
     now_s = dict(view.seconds)
     return any(seconds > now_s.get(name, 0.0) for name, seconds in before.seconds)
 

@@ -258,7 +258,7 @@ class KeySpaces:
         return sorted(self._spaces)
 
     def begin_space(self, number: int) -> None:
-        """Begin the space of generation `number`. From then on, ranks of other generations have no access."""
+        """Begin the key space of generation `number`. From then on, ranks of other generations have no access."""
         self.number = number
         self._spaces[number] = {}
         self._drop_old()
@@ -287,7 +287,7 @@ class KeySpaces:
         return dict(space)
 
     def previous_keys(self, generation: int | None = None) -> dict[tuple[KeyKind, str], bytes]:
-        """Return the keys of all earlier generations, each with its newest value. Raises as `present_keys` does."""
+        """Return the keys of all earlier generations with their newest values. Raise the errors of `present_keys`."""
         if generation is not None:
             self._present_space(generation)
         newest: dict[tuple[KeyKind, str], bytes] = {}
@@ -297,7 +297,7 @@ class KeySpaces:
         return newest
 
     def keys_of(self, number: int, generation: int | None = None) -> dict[tuple[KeyKind, str], bytes]:
-        """Return all keys of generation `number`. Raise UnknownName if they are not kept, or as `present_keys` does."""
+        """Return the keys of generation `number`. Raise UnknownName if deleted, and the errors of `present_keys`."""
         if generation is not None:
             self._present_space(generation)
         if number != self.number and number not in self._spaces:
@@ -342,7 +342,7 @@ class Rank:
     secret: str = ""
     """Digest of the secret in the rank's hello. Empty if the hello had none."""
     is_successor: bool = False
-    """True if another process had the slot earlier in this launch. A restarted supervisor cannot report this."""
+    """True if another process had the slot earlier in this launch. A restarted supervisor does not report this."""
     entered_at: float = field(default=-math.inf, compare=False)
     """When the process entered the run, or minus infinity if that was before this lighthouse started."""
 
@@ -353,7 +353,7 @@ class Rank:
 
 @dataclass(frozen=True, slots=True)
 class RestartRecord:
-    """Why a generation ended."""
+    """Record of a restart: why a generation ended, and when the next one formed and completed a step."""
 
     generation: int
     cause: str
@@ -370,7 +370,7 @@ class RestartRecord:
 
 @dataclass(slots=True)
 class Supervisor:
-    """A supervisor of a run: the newest one that has used its name."""
+    """A supervisor of a run, with its last report. Only the newest supervisor of each name has a record."""
 
     entry: SupervisorHello
     """Hello of the supervisor, without the secret."""
@@ -499,7 +499,7 @@ class GenerationState:
         self.delayed_until = -math.inf  # earliest moment for the next generation
         self._taken = frozenset(rank.slot for rank in self.active)
         self.lost_units = dict.fromkeys(self._find_lost(), -math.inf)
-        """Units that have lost an unfinished rank, and when each lost its first."""
+        """Units (`is_to_restart`) that have lost an unfinished rank, with the time of the first loss."""
 
     @property
     def number(self) -> int:
@@ -517,7 +517,7 @@ class GenerationState:
         return [rank.slot for rank in self.generation.active] if self.generation else []
 
     def has_received(self, rank: RankId, generation: int | None) -> bool:
-        """Return False if a ready report is outdated: its rank is active, but has not received this generation.
+        """Return whether a ready report is current. If not, its rank is active but has not received this generation.
 
         Args:
             rank: A rank that reports ready.
@@ -560,7 +560,7 @@ class GenerationState:
         return True
 
     def is_to_restart(self, rank: Rank) -> bool:
-        """Return whether a live process is about to be killed, because its unit has lost a rank since it entered.
+        """Return whether a live process is about to be killed, because its unit lost a rank after the process entered.
 
         A unit is a set of ranks that restart together. torchrun may start a unit again under the same name.
         """
@@ -600,7 +600,7 @@ class LastAssignment:
     """Quorum under which the members at `max_step` had committed their state when this quorum formed."""
 
     def lowest_with(self, held: Tag, max_step: int) -> int:
-        """Return `lowest` for the next quorum, which is at `max_step` and which the member joins with state `held`."""
+        """Return `lowest` for the next quorum, with its highest step and the state `held` in the member's join."""
         is_another = self.held != held and held.quorum_id is not None
         return max_step if is_another or self.lowest is None else min(self.lowest, max_step)
 
@@ -691,7 +691,7 @@ class Group:
     due_at: float = 0.0
     """When the job checks the group's timeout next."""
     excused_until: float = 0.0
-    """Earliest moment at which the group may lapse."""
+    """Time until which the group counts as alive despite its silence."""
     has_missed: bool = False
     """True if the group missed a join timeout. The other groups do not wait for it until it joins."""
     down: str = ""
@@ -714,7 +714,7 @@ class Group:
     is_loopback: bool | None = None
     """True if only its own host can reach the group. None if it advertises no address."""
     counts_as: frozenset[Kind | int] = frozenset()
-    """Kinds under which `Job.counts` counts the group."""
+    """Kinds as which `Job.counts` counts the group."""
 
     @property
     def is_healthy(self) -> bool:

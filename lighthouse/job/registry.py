@@ -39,7 +39,7 @@ QUIET_LOOKED_FOR_EVERY_S = 1.0
 
 
 class JobRegistry:
-    """Drivers of all jobs."""
+    """The drivers of all jobs. Creates a job's driver on first use, and drops the drivers of quiet jobs."""
 
     def __init__(
         self,
@@ -65,7 +65,7 @@ class JobRegistry:
         self._give_up = give_up
         self.incidents = incident_registry or IncidentRegistry()
         self._started_at: float | None = None
-        self._records: dict[str, QuorumRecord] = {}  # of jobs that had no driver yet
+        self._records: dict[str, QuorumRecord] = {}  # of jobs without a driver so far
         self._drivers: dict[str, JobDriver] = {}
         self._reported: set[str] = set()
         self._ended: dict[str, JobStatus] = {}
@@ -115,7 +115,7 @@ class JobRegistry:
             return driver
         if self._is_full(lambda: len(self._reported), MAX_REPORTED_JOBS):
             raise LimitReached(
-                f"job: {job} is known by heartbeats alone, as {MAX_REPORTED_JOBS} others are; ask for a quorum of it"
+                f"job: {job} has only sent heartbeats, as {MAX_REPORTED_JOBS} other jobs have; request a quorum for it"
             )
         driver = self._add_job(job)
         self._reported.add(job)
@@ -190,7 +190,7 @@ class JobRegistry:
             self._reported.discard(driver.job)
             self._forget_record(driver.job)
         if self._started_at is not None and self.ports.timers.time() >= self._started_at + END_KEPT_S:
-            for job in list(self._records)[:FORGOTTEN_AT_ONCE]:  # nobody has used them since the records were loaded
+            for job in list(self._records)[:FORGOTTEN_AT_ONCE]:  # unused since the records were loaded
                 if self._records.pop(job).quorum is not None:
                     self._forget_record(job)
 
@@ -247,7 +247,7 @@ class JobRegistry:
 
     @contextmanager
     def guarded(self) -> Generator[None, None, None]:
-        """Shut down the daemon if a write in the context fails, because it must not send what it could not store."""
+        """Shut down the daemon if a write inside the `with` block fails: it must not send what it could not store."""
         try:
             yield
         except LighthouseError as e:
@@ -266,7 +266,7 @@ SAVED_SHOWN = 32  # number of runs without processes in a status
 
 
 class RunRegistry:
-    """Drivers of all runs."""
+    """The drivers of all runs. Creates a run's driver on first use, and drops the drivers of quiet runs."""
 
     def __init__(self, jobs: JobRegistry, rank_timeout_s: float) -> None:
         """Create an empty registry.

@@ -176,7 +176,7 @@ class Supervisors:
         """Admit a supervisor. `has_part` is True if one of its ranks is in the current generation.
 
         Returns:
-            The older open stream under this name, if any, which the caller must close, and the error to close it with.
+            The number of an older open stream of this name and the error with which the caller must close it, or None.
         """
         entry, secret = replace(entry, secret=""), digest_of(entry.secret)
         known = self._names.get(entry.name)
@@ -196,7 +196,7 @@ class Supervisors:
         return older, _superseded(before, entry)
 
     def mark_participating(self, secrets: Collection[str]) -> None:
-        """Mark the supervisors that share a secret with a rank as taking part. `secrets` are the ranks' digests."""
+        """Mark supervisors as taking part if they have one of `secrets`, the digests of a generation's ranks."""
         for each in self:
             each.has_part = each.has_part or each.secret in secrets
 
@@ -225,7 +225,7 @@ class Supervisors:
         return {known.entry.incarnation for known in self._sessions.values()}
 
     def record_stop(self, reason: str, incarnations: Iterable[str]) -> bool:
-        """Record that these supervisors receive a stop. Return whether it is the first stop for any of them."""
+        """Record a stop for the supervisors with these incarnations. Return whether it is the first for any of them."""
         new = [each for each in sorted(incarnations) if each not in self.ending]
         self.ending |= dict.fromkeys(new, reason)
         for oldest in list(self.ending)[:-MAX_SUPERVISORS]:
@@ -609,7 +609,7 @@ class RunMachine:
 
     def _stop_outsider(self, session: int, entry: SupervisorHello, reason: str) -> None:
         self.supervisors.record_stop(reason, {entry.incarnation})
-        self._effects.append(events.OutsiderIgnored(entry.name, "its stop ends it alone"))
+        self._effects.append(events.OutsiderIgnored(entry.name, "its stop affects only itself"))
         stop = RunStopped(reason, entry.name, self.generations.current.number)
         self._effects.append(events.SupervisorMessage(session, stop))
         self._effects.append(events.RecordChanged())
@@ -619,7 +619,7 @@ class RunMachine:
         if not self.supervisors.exclude_host(host, reason, self.generations.wall_time(now), whom):
             return
         if whom:
-            self._effects.append(events.OutsiderIgnored(whom, f"host {host} is excluded for it alone"))
+            self._effects.append(events.OutsiderIgnored(whom, f"host {host} is excluded for this supervisor only"))
         for rank in [rank for rank in self.generations.ranks.live_ranks if rank.host == host]:
             if is_for_all or self.supervisors.find_name(rank.rank.supervisor) == whom:
                 self.generations.lose_rank(rank, f"its host {host} is excluded: {reason}", now)

@@ -176,7 +176,7 @@ class Job:
         return group.former_secret if group is not None else ""
 
     def can_repeat(self, members: Sequence[Group]) -> bool:
-        """Return whether these are the current quorum's members, unchanged and without a failed commit.
+        """Return whether `members` are the current quorum's members, unchanged and without a failed commit.
 
         If so, the next quorum may keep the current id. False if an earlier lighthouse formed the current quorum.
         """
@@ -533,7 +533,7 @@ def refusal(
 
 
 def unreachable_groups(participant: Participant, job: Job) -> list[tuple[Group, WrongState]]:
-    """Return the groups whose loopback addresses `participant` cannot reach, with the error that sends each away."""
+    """Return the groups whose loopback addresses `participant` cannot reach, each with the error to send to it."""
     if is_loopback(participant) is not False:
         return []
     members = job.other_groups(participant.replica_id, Kind.LOOPBACK)
@@ -561,8 +561,8 @@ def _duplicate_error(participant: Participant, old: Group) -> DuplicateReplica |
 def _step_decrease_error(participant: Participant, old: Group | None) -> InvalidRequest | None:
     """Return an error if the group's step has gone backwards, otherwise None.
 
-    Groups whose ranks disagree about their state are exempt: they heal, and one of their ranks may still be receiving
-    an older state that an earlier incarnation had to heal to.
+    Groups whose ranks disagree about their state are exempt. They will heal, and one of their ranks may still be
+    receiving the older state to which an earlier incarnation had to heal.
     """
     if not participant.incarnation or participant.ranks_disagree or old is None or old.participant is None:
         return None

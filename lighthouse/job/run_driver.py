@@ -207,7 +207,7 @@ Deliver = Callable[[Evidence | EvidenceDone], None]
 
 @dataclass(slots=True)
 class _Round:
-    """Pending request for evidence."""
+    """A pending request for evidence, with the ranks that have not answered yet."""
 
     number: int
     deliver: Deliver
@@ -274,7 +274,7 @@ KEY_WRITES_AT_ONCE = 1000
 
 
 class RunOwner(Protocol):
-    """The part of `JobRegistry` that the drivers of runs use."""
+    """The methods of `JobRegistry` that `RunDriver` calls."""
 
     def record_run_incident(self, incident: Incident) -> None: ...
 
@@ -431,7 +431,7 @@ class RunDriver(MachineDriver[events.RunEvent, events.RunEffect]):
 
     @property
     def size(self) -> int:
-        """Number of active ranks."""
+        """Number of active ranks in the current generation."""
         return len(self.machine.generations.current.active)
 
     @property

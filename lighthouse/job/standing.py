@@ -67,7 +67,7 @@ class Standing:
         self.recalls = 0
         self.revokes = 0
         self.is_unheld = False
-        """True if the phase is RETURNING after a quorum that did not stand, whose members have no leases."""
+        """True if the phase is RETURNING and the last quorum was not a standing one, so no member has a lease."""
         self.leases: dict[str, Lease] = {}
         """Leases of the quorum's members, by replica_id."""
         self._returns_until = self._returns_at_most = 0.0
@@ -197,10 +197,10 @@ class Standing:
         if lease is None or self.phase in (QuorumPhase.NONE, QuorumPhase.REVOKED):
             return None
         if held is None or self.quorum is None or held.quorum_id != self.quorum.quorum_id:
-            # Its script ended while the quorum was forming, so it runs no step of this quorum and does not join again.
+            # The script ended while the quorum was forming. The member runs no step of this quorum and joins no other.
             if held is not None and held.mode is HoldState.LEAVING:
                 return self._revoke_without(replica_id, "has left")
-            return None  # its join contains the details
+            return None  # the member's join contains the details
         if held.mode is HoldState.REVOKED:
             return self.revoke_quorum(f"{replica_id} left it")
         if held.mode is HoldState.LEAVING:

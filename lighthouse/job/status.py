@@ -139,7 +139,7 @@ def _awaited(machine: QuorumMachine) -> str:
 
 
 def _starting(machine: QuorumMachine, grid: Grid) -> str:
-    """Describe the starting groups without a connected rank, if any. `grid` contains the other incomplete groups."""
+    """Describe the starting groups that have no connected rank, or return "". `grid` contains the other groups."""
     begun = {group.replica_id for group in grid.groups}
     names = [
         m.replica_id for m in machine.job.groups.values() if m.is_alive and m.is_starting and m.replica_id not in begun
@@ -179,7 +179,7 @@ def _explain(machine: QuorumMachine, now: float, steps_per_s: float | None) -> s
 
 
 def _progress(machine: QuorumMachine, steps_per_s: float | None) -> str:
-    """Describe a job with a quorum: how fast it is training, and with how many of its groups."""
+    """Describe the progress of a job with a quorum: its speed, and how many of its groups are training."""
     size = len(machine.quorum.participants) if machine.quorum else 0
     if not machine.job.counts[Kind.HEALTHY]:
         return f"no group is alive; {size} took part"
@@ -403,7 +403,7 @@ def run_ranks(machine: RunMachine, now: float) -> tuple[RunRank, ...]:
         if state is RankState.FINISHED and not rank.is_here:
             continue
         shown = {RankState.LOST: PlaceState.LOST, RankState.SPARE: PlaceState.SPARE}.get(state)
-        is_bare = machine.generations.terms.is_elastic  # its ranks only launch the training processes
+        is_bare = machine.generations.terms.is_elastic  # ranks of an elastic run only launch the training processes
         is_judged = shown is None and rank.rank in current.active and not current.is_broken and not is_bare
         view = reported.get(rank.rank.slot)
         if view is None or state is not RankState.ACTIVE:

@@ -22,12 +22,12 @@ from lighthouse_runtime.server.grpc_server import Call, Entry, FutureReply, Meth
 log = logging.getLogger(__name__)
 
 REPORTED_WITHIN_S = 5.0
-# The loss of a killed rank arrives after the kill, and belongs to its incident.
+# The report of a killed rank's loss arrives after the kill, and must belong to the incident of the kill.
 MIN_HELD_S = 2.0
 
 
 class ChaosService:
-    """Serves the RPC Inject."""
+    """Serves the RPC Inject, with which `lighthouse chaos` injects a fault into a replica group."""
 
     def __init__(self, jobs: JobRegistry, *, is_allowed: bool) -> None:
         self._jobs = jobs
@@ -56,8 +56,8 @@ class ChaosService:
                 report = await asyncio.wait_for(reply.value, REPORTED_WITHIN_S)
             except TimeoutError:
                 raise Unreachable(
-                    f"{name} did not confirm the fault within {REPORTED_WITHIN_S:g} s; a manager of an older version "
-                    "knows no faults"
+                    f"{name} did not confirm the fault within {REPORTED_WITHIN_S:g} s; managers of older versions do "
+                    "not support faults"
                 ) from None
             if report.error is not None:
                 raise report.error

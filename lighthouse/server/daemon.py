@@ -303,7 +303,7 @@ class LighthouseDaemon:
             f"{name}: {machine.decision.verdict}, {len(machine.job.list_participants())} groups train"
             for name, machine in ((each.job, each.machine) for each in itertools.islice(self._jobs, JOBS_NAMED))
         ]
-        return "; ".join(jobs) or "serves, and knows no job"
+        return "; ".join(jobs) or "serving; no jobs"
 
     async def stop(self) -> None:
         """Refuse new calls, answer pending calls with an error, and close all connections."""

@@ -122,7 +122,7 @@ def live_member(driver: JobDriver, replica_id: str) -> Group:
 
 TO_RANKS = Frames(RANK_RESPONSES.write)
 TO_SUPERVISORS = Frames(SUPERVISOR_RESPONSES.write)
-NO_PART = "that supervisor has no part in the run; it counts for itself alone"
+NO_PART = "this supervisor does not take part in the run, so its request affects only itself"
 ALREADY = "the run has ended, or the host is already excluded"
 
 
@@ -463,7 +463,7 @@ class LighthouseService:
         why = f"by {call.caller}" + (f": {reason}" if reason else "")
         if not driver.send_to_member(member, KillRequest(reason or f"killed {why}")):
             if member.participant is None or not member.participant.address:
-                raise WrongState(f"address: {member.replica_id} has advertised no manager to kill it through")
+                raise WrongState(f"address: {member.replica_id} advertises no manager address, so it cannot be killed")
             await self._kill(member.participant.address, reason or f"killed {why}", call.time_left_s or 10.0)
         driver.record_kill(member, why)
         return lighthouse_pb2.LighthouseKillResponse()
@@ -567,5 +567,5 @@ class LighthouseService:
 
 def _requester(request: Any) -> Any:
     if not request.HasField("requester"):
-        raise InvalidRequest("is missing; say who asks", field="requester")
+        raise InvalidRequest("is missing; name the replica group that joins", field="requester")
     return request.requester

@@ -52,7 +52,7 @@ class CandidateHost(Protocol):
         ...
 
     def leadership_began(self, term: int, revision: int) -> None:
-        """Handle the election of this candidate. Its writes depend on `revision`, at which it created the key."""
+        """Handle this candidate's election. It created the leader's key at `revision`, on which its writes depend."""
         ...
 
     def leadership_ended(self, reason: str) -> None:
@@ -64,7 +64,7 @@ class CandidateHost(Protocol):
         ...
 
 
-MAX_FAILURES_LOGGED = 16  # different ones in a row
+MAX_FAILURES_LOGGED = 16  # different failures since the last success
 
 
 class LeadershipDriver:
@@ -81,7 +81,7 @@ class LeadershipDriver:
         self.candidate = Candidate(config, self._clock())
         self._host = host
         self._timer = DeadlineTimer(self.tick, timers)
-        self._failures: set[str] = set()  # logged since the last success
+        self._failures: set[str] = set()  # texts of failures logged since the last success
 
     def feed(self, told: events.Event) -> None:
         effects = self.candidate.handle(told, self._clock())
@@ -98,7 +98,7 @@ class LeadershipDriver:
             log.warning("store: %s", reason, extra=event("store_unavailable"))
 
     def tick(self) -> None:
-        """Let the candidate act on the time. Call this once at the start; afterwards a timer calls it."""
+        """Let the candidate do what is due now. Call this once at the start. A timer makes all later calls."""
         self._perform(self.candidate.tick(self._clock()))
 
     def refusal(self) -> NotLeader | None:
@@ -244,7 +244,7 @@ class SharedStore:
             answer = await self._answer(request)
         except Exception as e:  # noqa: BLE001  without any answer the candidate would wait forever
             if isinstance(request, events.RevokeLease):
-                return  # the lease expires without it
+                return  # the lease expires even if it is not revoked
             answer = events.RequestFailed(request.number, _reason(e))
         if answer is not None and self._driver is not None:
             self._driver.feed(answer)
@@ -264,7 +264,7 @@ class SharedStore:
                 end = after_prefix(everything)
                 timeout_s = self._config.ttl_s * FENCE_SHARE
                 found = await self._client.read(everything, end, timeout_s)
-                if not self.records.is_leading:  # else it is the late answer to an earlier candidacy
+                if not self.records.is_leading:  # otherwise this is a late answer to an earlier candidacy
                     self.records.take(found)
                 return events.RecordsLoaded(number)
             case events.RenewLease(number, lease):

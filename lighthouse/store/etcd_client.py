@@ -67,7 +67,7 @@ def _endpoint(text: str) -> Address:
 
 _REFUSED = ("permission denied", "user name is empty", "authentication failed")
 # etcd ends a login when its token expires. With JWT tokens, any change to a user or role ends all logins.
-# The last one answers a call that was sent without a token, because another call has just found that out.
+# The last text answers a call that was sent without a token, because another call had just dropped the expired token.
 _LOGIN_ENDED = ("invalid auth token", "revision of auth store is old", "user name is empty")
 _LEASE_GONE = "etcdserver: requested lease not found"
 
@@ -115,8 +115,8 @@ class EtcdClient:
 
     Args:
         address: The cluster.
-        tls: TLS settings, or None for plain HTTP. New connections use the newest ones.
-        user: Name and password, or None if etcd does not require authentication. Each login uses the newest ones.
+        tls: TLS settings, or None for plain HTTP. New connections use the newest settings.
+        user: Name and password, or None if etcd does not require authentication. Each login uses the newest values.
     """
 
     def __init__(
@@ -214,7 +214,7 @@ class EtcdClient:
             document = json.loads(raw)
             assert isinstance(document, dict)
         except (ValueError, AssertionError):
-            raise self._unavailable(at, f"HTTP {status} {raw[:80]!r}, which is no answer of etcd's gateway") from None
+            raise self._unavailable(at, f"HTTP {status} {raw[:80]!r}, which is not from etcd's gateway") from None
         if status == HTTPStatus.OK and "error" not in document:
             return document
         raise self._refusal(at, status, document)
@@ -311,7 +311,7 @@ class StoreCredentials:
     user_file: Path | None = None  # one line, NAME:PASSWORD
 
     def tls(self) -> WatchedFile[ssl.SSLContext] | None:
-        """Return the TLS settings, read again when a file changes, or None for plain HTTP.
+        """Return the TLS settings, which are reloaded when a file changes, or None for plain HTTP.
 
         Raise InvalidRequest if a file is missing or unusable.
         """
@@ -335,7 +335,7 @@ class StoreCredentials:
         return context
 
     def user(self) -> WatchedFile[tuple[str, str]] | None:
-        """Return the user's name and password, read again when the file changes, or None without `user_file`.
+        """Return the name and password, which are reloaded when the file changes, or None without `user_file`.
 
         Raise InvalidRequest if the file is missing or malformed.
         """

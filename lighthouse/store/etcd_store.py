@@ -88,7 +88,7 @@ def read_row(key: bytes, raw: bytes, sets: Mapping[str, Sequence[bytes]]) -> byt
         name = raw.removeprefix(_IN_PARTS).decode(errors="replace")
         raw = b"".join(sets.get(name, ()))
         if hashlib.sha256(raw).hexdigest()[:16] != name:
-            raise DamagedRecord(key, f"cannot be read: its parts {name!r} are not all there")
+            raise DamagedRecord(key, f"cannot be read: parts of its set {name!r} are missing")
     try:
         return zlib.decompress(raw)
     except zlib.error as e:
@@ -99,12 +99,12 @@ def parse_number(key: bytes, raw: bytes) -> int:
     try:
         return int(raw)
     except ValueError as e:
-        raise DamagedRecord(key, f"is no number: {raw[:40]!r}") from e
+        raise DamagedRecord(key, f"is not a number: {raw[:40]!r}") from e
 
 
 def check_format(key: bytes, raw: bytes) -> None:
     if (found := parse_number(key, raw)) != FORMAT:
-        what = f"says format {found}, and this lighthouse knows {FORMAT}: start the one that wrote it"
+        what = f"has format {found}, but this lighthouse supports only {FORMAT}: start the version that wrote it"
         raise DamagedRecord(key, what)
 
 
@@ -220,7 +220,7 @@ class EtcdStore(Records):
 
     def _write(self, changes: Sequence[Change]) -> None:
         if not self.is_leading:
-            raise NotLeader("this lighthouse does not lead, so it writes nothing")
+            raise NotLeader("this lighthouse is not the leader, so it must not write")
         for change in changes:
             old = self._sets.pop(change.key, set())
             rows: Sequence[Change] = (change,)

@@ -10,8 +10,8 @@
 - A request without an answer may have been executed. A candidate whose claim is not answered revokes its lease, which
   deletes the key if the claim was executed.
 - A candidate gives up if a request is not answered within the lease's duration, so that another can be elected.
-- If a candidacy fails, its error is shown until a lighthouse leads, although the store answers the next reads: it may
-  be out of space, or refuse writes.
+- The error of a failed candidacy is shown until a lighthouse leads, even if the store answers later reads, because the
+  store may be out of space or refuse writes.
 """
 
 import json
@@ -42,7 +42,7 @@ def difference(own: Leader, other: Leader) -> str:
         return ""
     return (
         f"the leader {other.address} has another CA (pin {other.ca_pin[:12] or 'none'}) than this lighthouse (pin "
-        f"{own.ca_pin[:12] or 'none'}): a join string is good for one of them alone; stop this lighthouse, give it a "
+        f"{own.ca_pin[:12] or 'none'}): a join string works with only one of them; stop this lighthouse, give it a "
         "copy of the other one's --credentials folder, and start it again"
     )
 
@@ -63,7 +63,7 @@ def parse(raw: bytes) -> Leader:
             str(document.get("ca_pin", "")),
         )
     except (AttributeError, KeyError, TypeError) as e:
-        raise ValueError(f"{raw[:80]!r} names no leader") from e
+        raise ValueError(f"{raw[:80]!r} is not the record of a leader") from e
 
 
 # -- events: answers to a candidate's requests, matched by `number`
@@ -254,7 +254,7 @@ class CandidateStatus:
     role: Role
     term: int
     leader: Leader | None
-    store_error: str  # why the newest request or candidacy failed; empty if another lighthouse leads, or this one does
+    store_error: str  # why the newest request or candidacy failed; empty while a lighthouse is known to lead
     store_silent_s: float  # time since a lighthouse was last known to lead
 
 

@@ -42,7 +42,7 @@ _KEYS = Keys()
 
 _WRITABLE = "the lighthouse's user must be able to write the file and its folder"
 _SPACE = "free space on its disk"
-_DISK = "look at its disk"
+_DISK = "check its disk"
 _DESCRIPTORS = "raise the limit of open files (ulimit -n)"
 # Do not suggest restoring a copy: a quorum older than the members' would be taken for the last one.
 _MOVE = "move it away (and keep it), and the next start creates a new one (jobs then wait one lease); or set --journal"
@@ -75,7 +75,7 @@ class DamagedJournal(WrongState):
 
 @contextlib.contextmanager
 def convert_errors(path: Path) -> Generator[None, None, None]:
-    """Convert errors from SQLite and the operating system within the context to WrongState, with a remedy."""
+    """Convert errors of SQLite and the operating system inside the `with` block to WrongState, with a remedy."""
     try:
         yield
     except sqlite3.Error as e:
@@ -85,7 +85,7 @@ def convert_errors(path: Path) -> Generator[None, None, None]:
             what, remedy = f"{e}: {why}", _DESCRIPTORS
         raise WrongState(f"--journal: {path}: {what}; {remedy}") from e
     except UnicodeDecodeError as e:  # in the text of an SQLite error
-        raise DamagedJournal(path, "a text in it cannot be read") from e
+        raise DamagedJournal(path, "it contains text that is not UTF-8") from e
     except OSError as e:
         remedy = _OS_REMEDIES.get(e.errno or 0, "name another file by --journal")
         raise WrongState(f"--journal: {path}: {e.strerror or e}; {remedy}") from e

@@ -256,7 +256,7 @@ class SyncClient:
                     channel.close()
 
     def _move(self, address: Address) -> None:
-        """Direct further calls to another server. Open streams stay with the old one, and so does its channel."""
+        """Direct later calls to another server. Open streams and their channel stay with the previous server."""
         with self._lock:
             if self._coordinator.addresses != (address,):
                 if self._channel is not None and os.getpid() == self._pid:
@@ -338,7 +338,7 @@ class SyncClient:
 
 class AsyncClient:
     def __init__(self, coordinator: Coordinator, metadata: Metadata, role: Role | None = None) -> None:
-        """Create a client. Arguments as for SyncClient, but a token in this user's files is read only once."""
+        """Create a client. Arguments are those of SyncClient, but a token in this user's files is read only once."""
         self.address = str(coordinator)
         self._coordinator = coordinator if role is None else with_local_credentials(coordinator, role)
         self._metadata = _with_token(metadata, self._coordinator)

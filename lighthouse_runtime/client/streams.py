@@ -54,7 +54,7 @@ class StreamKind(Generic[S, M]):
         try:
             parsed = schema.FromString(body)
         except DecodeError as e:
-            raise InternalError(f"was sent {len(body)} bytes that are no {schema.DESCRIPTOR.full_name}") from e
+            raise InternalError(f"cannot parse {len(body)} bytes as {schema.DESCRIPTOR.full_name}") from e
         return self.responses.read(parsed)
 
 

@@ -129,7 +129,7 @@ def served_host(bind: str) -> str:
 def own_name() -> str:
     """Return the name or address at which other hosts can reach this one.
 
-    This is the host name. If that does not resolve, or resolves to a loopback address as on Debian, it is a global
+    This is the host name. If the name does not resolve, or resolves to a loopback address as on Debian, it is a global
     address of this host, if there is one.
     """
     name = socket.gethostname()
@@ -278,7 +278,7 @@ def _family(host: str) -> tuple[str, socket.AddressFamily]:
     if host == "::" and not socket.has_dualstack_ipv6():
         host = "0.0.0.0"
     if ":" not in host:
-        with suppress(OSError):  # it does not resolve; bind() says so
+        with suppress(OSError):  # the name does not resolve; bind() reports that
             found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
             if all(entry[0] == socket.AF_INET6 for entry in found):
                 host = str(found[0][4][0])

@@ -52,7 +52,7 @@ def started_at(pid: int) -> int:
 
 @contextlib.contextmanager
 def ended_process(pid: int, started: int, on_end: Callable[[], None]) -> Generator[None, None, None]:
-    """Call `on_end` on the running loop if a process exits within the context.
+    """Call `on_end` on the running loop if a process exits during the `with` block.
 
     This is faster than waiting for its connections to close, since forked children may keep the sockets open. Do
     nothing if the process has already exited.
@@ -76,7 +76,7 @@ def ended_process(pid: int, started: int, on_end: Callable[[], None]) -> Generat
 
 @contextlib.contextmanager
 def process_descriptor(pid: int, started: int) -> Generator[int | None, None, None]:
-    """Yield a pidfd of a process within the context, or None if no process has this pid and start time."""
+    """Open a pidfd of a process for the `with` block. Yield None if no process has this pid and start time."""
     try:
         descriptor = os.pidfd_open(pid) if pid > 0 else None
     except (OSError, OverflowError, AttributeError):
@@ -91,7 +91,7 @@ def process_descriptor(pid: int, started: int) -> Generator[int | None, None, No
 def command_lines() -> Generator[list[str], None, None]:
     """Yield the command line of every process that this user can see."""
     for pid in filter(str.isdigit, os.listdir("/proc")):
-        with contextlib.suppress(OSError):  # it has ended
+        with contextlib.suppress(OSError):  # the process has exited
             yield Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace").rstrip("\0").split("\0")
 
 
@@ -100,7 +100,7 @@ def describe_listener(port: int) -> str:
     inodes = {inode for table in ("tcp", "tcp6") for inode in _listening(table, port)}
     for pid in os.listdir("/proc"):
         if pid.isdigit() and inodes & _sockets(pid):
-            with contextlib.suppress(OSError):  # it has ended
+            with contextlib.suppress(OSError):  # the process has exited
                 words = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
                 return f"process {pid} ({words.strip()[:120]})"
     return f"a process that this user cannot see: `ss -tanp sport = :{port}` as root names it"

@@ -79,7 +79,7 @@ class Audit:
 
     @contextmanager
     def action(self, principal: Principal, peer: str, what: str, target: str) -> Generator[None, None, None]:
-        """Record the operator's action that runs in this context, and its result: done, refused or failed."""
+        """Record the operator's action inside the `with` block, and its result: done, refused or failed."""
         result = "failed"
         try:
             yield
@@ -94,7 +94,7 @@ class Audit:
         if not self._refusals.try_take(time.monotonic()):
             self._left_out += 1
             return
-        more = f" ({self._left_out} more refusals were not noted)" if self._left_out else ""
+        more = f" ({self._left_out} more refusals were not recorded)" if self._left_out else ""
         self._left_out = 0
         path = None if self._path is None else self._path.with_suffix(".refused" + self._path.suffix)
         self._write(path, principal, peer, what, target, f"refused: {reason}{more}")
@@ -157,7 +157,7 @@ def _append(path: Path, line: bytes) -> None:
 
 
 class Access(ABC):
-    """Identifies the callers of one server."""
+    """Identifies the callers of one server. The subclasses accept different credentials."""
 
     port = LIGHTHOUSE_PORT  # the lighthouse's gRPC port, for error messages
 

@@ -111,7 +111,7 @@ class Tokens:
 
 
 class TokenFile(WatchedFile[Tokens]):
-    """The tokens in a folder, read again when their file changes. The first read raises InvalidRequest if it fails."""
+    """The tokens in a folder, reloaded when their file changes. The first read raises InvalidRequest if it fails."""
 
     def __init__(self, folder: Path) -> None:
         super().__init__(lambda: Tokens.read(folder), folder / FILE)
@@ -253,7 +253,7 @@ def read_pin(folder: Path) -> str:
 
 
 class CertificateFiles:
-    """Server certificate for gRPC and HTTP, read again when its files change. Open connections are not affected.
+    """Server certificate for gRPC and HTTP, reloaded when its files change. Open connections are not affected.
 
     If the new files are invalid, the old certificate stays in use, and `error` has the reason.
     """

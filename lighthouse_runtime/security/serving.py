@@ -94,7 +94,7 @@ def _may_be_given(coordinator: Coordinator) -> bool:
 
 
 class Locator:
-    """Finds the current credentials for a lighthouse on this host."""
+    """Finds the credentials of a lighthouse on this host, which may change when it restarts."""
 
     def __init__(self, coordinator: Coordinator, role: Role) -> None:
         """Store the lighthouse's address. `role` selects the lighthouse's token."""

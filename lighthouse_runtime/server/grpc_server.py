@@ -109,7 +109,7 @@ class Peers:
 
     @asynccontextmanager
     async def expensive_read(self, address: str) -> AsyncGenerator[None]:
-        """Limit each peer to `limits.reads` expensive responses at a time. Further ones wait to enter this context."""
+        """Limit each peer to `limits.reads` expensive responses at a time. Other calls wait to enter this context."""
         name = peer_name(address)
         gate = self._gates.get(name)
         if gate is None:
@@ -374,7 +374,7 @@ class GrpcServer:
 
     @asynccontextmanager
     async def _admitted(self, path: str, context: _Context) -> AsyncGenerator[tuple[Call, Peer | None]]:
-        """Authorize the caller and count the call as open. A LighthouseError within the context ends the call."""
+        """Authorize the caller and count the call as open. A LighthouseError inside the `with` block ends the call."""
         peer = None
         try:
             if self._is_closed:
@@ -469,7 +469,7 @@ def _parse(kind: type[Message], body: bytes) -> Message:
     try:
         return kind.FromString(body)
     except DecodeError as e:
-        raise InvalidRequest(f"{len(body)} bytes are no {kind.DESCRIPTOR.full_name}", field="request") from e
+        raise InvalidRequest(f"cannot parse {len(body)} bytes as {kind.DESCRIPTOR.full_name}", field="request") from e
 
 
 # Replies of handlers that wait on the event loop.

@@ -62,7 +62,7 @@ class SparseLog:
         if self._at is not None and now - self._at < self._every_s:
             self._left_out += 1
             return
-        more = f" ({self._left_out} more such lines were left out before)" if self._left_out else ""
+        more = f" ({self._left_out} similar lines were suppressed before)" if self._left_out else ""
         self._at, self._left_out = now, 0
         self._log.warning(text + "%s", *values, more, extra=event(self._name))
 
@@ -73,7 +73,7 @@ T = TypeVar("T")
 
 
 def start_read(name: str, read: Callable[[], T]) -> futures.Future[T]:
-    """Run `read` in a new thread, starting at once. Return a future, which cannot be cancelled, with the outcome."""
+    """Run `read` in a new thread, starting at once. Return a future of the result, which cannot be cancelled."""
     done = futures.Future[T]()
     done.set_running_or_notify_cancel()
 

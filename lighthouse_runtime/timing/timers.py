@@ -184,7 +184,7 @@ LATE_AFTER_S = 0.75
 class LoopLag:
     """Detects pauses of the event loop and reports them to listeners.
 
-    A listener must not count a pause as silence of its peers, because their messages could not be read meanwhile.
+    A listener must not count a pause as silence of its peers, because this process read no messages during the pause.
     """
 
     def __init__(self, timers: Timers, follows: str = "no member counts as lost for that time") -> None:

@@ -92,7 +92,8 @@ class _Logins:
     def add(self, token: str) -> str:
         """Add a login and return the value of its cookie.
 
-        Above MAX_LOGINS_OF_A_TOKEN, the oldest login with the same token is removed, and above MAX_LOGINS the oldest.
+        If the token already has MAX_LOGINS_OF_A_TOKEN logins, remove its oldest one. Otherwise, if there are MAX_LOGINS
+        logins, remove the oldest of all.
         """
         own = [name for name, (other, _) in self._tokens.items() if other == token]
         if len(own) >= MAX_LOGINS_OF_A_TOKEN:
@@ -149,7 +150,7 @@ class HttpGuard:
             self.check_page(request)
             token = (await read_body(request)).get("token")
             if not isinstance(token, str) or not token.isascii():
-                raise InvalidRequest("token is text", field="body")
+                raise InvalidRequest("token must be a string", field="body")
             caller = _caller(self.caller_of(request), token.strip())
             principal = self._access.principal(caller)
         except LighthouseError as e:
@@ -250,8 +251,8 @@ class HttpControl:
         given = request.headers.get(CSRF_HEADER, "")
         if not hmac.compare_digest(given.encode(errors="replace"), self._csrf.encode()):
             raise NotPermitted(
-                f"{CSRF_HEADER}: is not this process's; reload the page, or as a program ask for control first, or use "
-                "the command line"
+                f"{CSRF_HEADER}: is not the token of this process; reload the page. A program must first request "
+                "GET /control, or can use the command line"
             )
 
 
@@ -316,12 +317,10 @@ def _order(body: Mapping[str, object]) -> Order:
     names = [field.name for field in fields(Order)]
     given = {name: body.get(name, "") for name in names}
     if not all(isinstance(value, str) for value in given.values()):
-        raise InvalidRequest(f"{', '.join(names[:-1])} and {names[-1]} are text", field="body")
+        raise InvalidRequest(f"{', '.join(names[:-1])} and {names[-1]} must be strings", field="body")
     texts = {name: str(value) for name, value in given.items()}
     if any("\ud800" <= character <= "\udfff" for text in texts.values() for character in text):
-        raise InvalidRequest(
-            f"{', '.join(names[:-1])} and {names[-1]} are text; a lone surrogate is none", field="body"
-        )
+        raise InvalidRequest(f"{', '.join(names[:-1])} and {names[-1]} must not contain lone surrogates", field="body")
     return Order(**texts)
 
 

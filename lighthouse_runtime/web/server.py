@@ -59,7 +59,7 @@ class LeaderRedirect:
     """Redirect to the leader, for requests to a lighthouse that is a follower."""
 
     reason: str
-    url: str = ""  # of the leader; empty if there is none now
+    url: str = ""  # of the leader; empty if no leader is known
 
 
 MAX_CLIENTS = 64
@@ -163,7 +163,7 @@ class StatusFeed:
         [(host, _)] = Counter(self._clients.values()).most_common(1)
         oldest = next(client for client, its_host in self._clients.items() if its_host == host)
         victim = next((client for client in self._clients if client.writing_paused), oldest)
-        self._cuts.warning("%d browsers listen already: one at %s is cut", MAX_CLIENTS, self._clients.pop(victim))
+        self._cuts.warning("%d browsers are connected: disconnecting one at %s", MAX_CLIENTS, self._clients.pop(victim))
         cut(victim)
 
     async def _stream(self, request: web.Request) -> web.StreamResponse:
@@ -303,14 +303,14 @@ class HttpServer:
         open_ones: list[web.RequestHandler] = server.connections
         if len(open_ones) >= MAX_CONNECTIONS:
             victim = self._victim(open_ones)
-            self._cuts.warning("%d HTTP connections are open: one of %s is cut", MAX_CONNECTIONS, _host(victim))
+            self._cuts.warning("%d HTTP connections are open: closing one of %s", MAX_CONNECTIONS, _host(victim))
             cut(victim)
         return server()
 
     def _victim(self, open_ones: Sequence[web.RequestHandler]) -> web.RequestHandler:
-        """Choose the connection to close, among those of the host that has the most.
+        """Choose a connection to close, from the host that has the most connections.
 
-        Return the oldest one without a status feed, or else the oldest one.
+        Return the host's oldest connection without a status feed, or else its oldest connection.
         """
         [(most, _)] = Counter(map(_host, open_ones)).most_common(1)
         own = [each for each in open_ones if _host(each) == most]

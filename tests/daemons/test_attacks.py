@@ -304,7 +304,7 @@ class TestControl:
             if attacker.is_member:
                 noted = [e for e in secured.audit if e["what"] == "StopAsked" and f"run={run}, by=z" in e["target"]]
                 assert [entry["result"] for entry in noted] == [
-                    "refused: that supervisor has no part in the run; it counts for itself alone"
+                    "refused: this supervisor does not take part in the run, so its request affects only itself"
                 ]
                 assert "ignored supervisor z, which has no rank in run" in secured.lighthouse.log()
             for stream in (supervisor, *ranks):

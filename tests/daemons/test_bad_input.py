@@ -63,10 +63,10 @@ def changes_nothing(request: pytest.FixtureRequest) -> Iterator[None]:
 CARRIES_MUCH = field(1, member("c").requester.SerializeToString() + field(101, bytes(200_000)))
 OF_A_LIGHTHOUSE: list[tuple[str, Any, str]] = [
     (L + "Quorum", member("a\n"), r"replica_id: 'a\n' has '\n'"),
-    (L + "Quorum", b"", "requester: is missing; say who asks"),
+    (L + "Quorum", b"", "requester: is missing; name the replica group that joins"),
     (L + "Quorum", CARRIES_MUCH, "requester: has 200"),
     (L + "Quorum", member("a", step=4, incarnation="1"), "step: of a went from 5 back to 4; a group that lost its sta"),
-    (L_TORCHFT + "Quorum", b"", "requester: is missing; say who asks"),
+    (L_TORCHFT + "Quorum", b"", "requester: is missing; name the replica group that joins"),
     (
         L_TORCHFT + "Quorum",
         torchft_pb2.LighthouseQuorumRequest(requester=torchft_pb2.QuorumMember(replica_id="a b")),

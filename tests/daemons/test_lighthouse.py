@@ -216,7 +216,7 @@ def test_the_kill_of_a_group_that_holds_no_session_is_an_incident(lighthouse: Li
 def test_kill_of_a_group_that_shows_no_manager_says_so(lighthouse: Lighthouse) -> None:
     with LighthouseClient(lighthouse.address, job="hidden") as client:
         client.heartbeat("a")
-        with pytest.raises(LighthouseError, match="a has advertised no manager to kill it through"):
+        with pytest.raises(LighthouseError, match="a advertises no manager address, so it cannot be killed"):
             client.kill("a")
     with LighthouseClient(lighthouse.address, job="gone") as client:
         client.quorum(Participant("b", address="127.0.0.1:1"), timeout_s=30)

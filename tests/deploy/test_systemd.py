@@ -192,7 +192,7 @@ def test_a_lighthouse_whose_loop_hangs_is_started_again(tmp_path: Path) -> None:
 
         systemctl("start", "hangs")  # returns once it serves
         assert systemctl("is-active", "hangs") == "active"
-        assert shown("StatusText") == "serves, and knows no job"
+        assert shown("StatusText") == "serving; no jobs"
         first = int(shown("MainPID"))
         os.kill(first, signal.SIGSTOP)
         eventually(lambda: shown("NRestarts") == "1" and systemctl("is-active", "hangs") == "active", "it is back")

@@ -236,7 +236,7 @@ def test_no_manager_at_all_is_no_fault() -> None:
 def test_a_manager_that_this_host_does_not_reach_fails_and_is_named() -> None:
     [found] = not_good(changed(managers=(dataclasses.replace(SEEN[0], error="host:1 is unreachable"), SEEN[1])))
     assert (found.check, found.level) == ("managers", Level.FAIL)
-    assert found.text.startswith("a of job default: host:1 is unreachable; the lighthouse hears it")
+    assert found.text.startswith("a of job default: host:1 is unreachable; the lighthouse receives its heartbeats")
 
 
 def test_a_manager_that_does_not_reach_the_lighthouse_fails_in_its_own_words() -> None:

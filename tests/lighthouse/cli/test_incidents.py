@@ -32,7 +32,7 @@ STALL = Incident(
         member("b/1", stacks=STACKS, flight_recorder=json.dumps(RECORDED), output=("step 812", "a\x1b[2Jtab\tend")),
         member("a/0", stacks="", flight_recorder="", process="", output=(), missing=("stacks: it has ended",)),
     ),
-    ("c: not all came within 10 s",),
+    ("c: no full answer within 10 s",),
 )
 SLOW = incident("20251122-121501", kind=IncidentKind.SLOW, text="b/1 is slow", noticed_s=60.0, over_s=200.0)
 LOSS = incident("20251122-111501", kind=IncidentKind.LOSS, text="b: it fell silent", suspects=("b",), noticed_s=5.0)
@@ -104,7 +104,7 @@ def test_all_of_one_incident(fake, run):
         "  missing\n"
         "    stacks: it has ended\n"
         "\n"
-        "missing  c: not all came within 10 s\n"
+        "missing  c: no full answer within 10 s\n"
     )
 
 
@@ -160,7 +160,7 @@ def test_json(fake, run):
     fake.gathered = Gathered(STALL.evidence, STALL.missing)
     read = json.loads(run(stacks_command, "--format", "json").output)
     assert (read["evidence"][0]["replica_id"], read["evidence"][0]["group_rank"]) == ("b", 1)
-    assert read["missing"] == ["c: not all came within 10 s"]
+    assert read["missing"] == ["c: no full answer within 10 s"]
 
 
 def test_an_unknown_id(fake, run):

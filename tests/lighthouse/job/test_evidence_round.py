@@ -37,7 +37,7 @@ def test_who_cannot_be_asked_or_does_not_answer_is_named():
     assert gathering.gathered().missing == (
         "c: it holds no session with the lighthouse",
         "b: its session has ended",
-        "slow: not all came within 10 s",
+        "slow: no full answer within 10 s",
     )
     assert names(gathering) == ["slow/0"], "what has come is kept"
 

@@ -226,7 +226,7 @@ class TestAStall:
         assert (killed.told(EvidenceRequest) != [], killed.told(KillRequest)) == (True, [])
         job.loop.go(9)
         assert [one.name for one in job.newest.evidence] == ["b/1", "b/0"]
-        assert job.newest.missing == ("a: not all came within 10 s", "c: not all came within 10 s")
+        assert job.newest.missing == ("a: no full answer within 10 s", "c: no full answer within 10 s")
         [kill] = killed.told(KillRequest)
         assert kill == KillRequest(f"incident {job.newest.id}: b, whose ranks are behind", frozenset({1}))
         assert not [m for m in job.managers.values() if m is not killed and m.told(KillRequest)]
@@ -315,7 +315,7 @@ class TestAStall:
         job.driver.close("stopping")
         assert job.incidents[0].action == "the lighthouse stopped: nothing was done"
         assert job.managers["b"].told(KillRequest) == []
-        assert job.newest.missing == ("a: not all came within 10 s",)
+        assert job.newest.missing == ("a: no full answer within 10 s",)
         for manager in job.managers.values():
             job.driver.end_session(manager.session)
         job.loop.go(0)

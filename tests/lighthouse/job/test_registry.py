@@ -187,7 +187,7 @@ class TestReportedJobs:
         life = Life(loop, None)
         for number in range(3):
             life.jobs.get_reported(f"r{number}").receive_heartbeat_call("a", "i1")
-        with pytest.raises(LimitReached, match="^job: r3 is known by heartbeats alone, as 3 others are; ask for a quo"):
+        with pytest.raises(LimitReached, match="^job: r3 has only sent heartbeats, as 3 other jobs have; request"):
             life.jobs.get_reported("r3")
         known = life.jobs.get_reported("r0")
         assert life.jobs.get_job("r0") is known, "now it counts as the others do"

@@ -156,7 +156,7 @@ class TestStrangersUnderANameOfTheirOwn:
             if isinstance(e, events.SupervisorMessage | events.OutsiderIgnored)
         ]
         stop = run.RunStopped("a stranger says so", "z", machine.generations.current.number)
-        assert said == [events.OutsiderIgnored("z", "its stop ends it alone"), events.SupervisorMessage(9, stop)]
+        assert said == [events.OutsiderIgnored("z", "its stop affects only itself"), events.SupervisorMessage(9, stop)]
         assert (machine.stop, machine.generations.current.is_standing) == (None, True)
         assert isinstance(told(machine.handle(events.SupervisorJoined(STRANGER, 10), 3.0), 10), run.RunStopped), (
             "it comes again"
@@ -195,7 +195,7 @@ class TestStrangersUnderANameOfTheirOwn:
 
     def test_a_host_that_it_excludes_is_kept_from_itself_alone(self):
         machine = self.running()
-        assert events.OutsiderIgnored("z", "host h1 is excluded for it alone") in asked(
+        assert events.OutsiderIgnored("z", "host h1 is excluded for this supervisor only") in asked(
             machine, 9, EXCLUDE, Membership.OPEN
         )
         assert machine.generations.current.is_standing

@@ -236,7 +236,7 @@ def test_a_record_of_which_a_part_is_missing_is_named() -> None:
     list(disk.write_all(store))
     del disk.rows[min(key for key in disk.rows if b"/part/" in key)]
     with pytest.raises(
-        WrongState, match=r"--store: '/l/job/j' in etcd cannot be read: its parts '\w+' are not all there"
+        WrongState, match=r"--store: '/l/job/j' in etcd cannot be read: parts of its set '\w+' are missing"
     ):
         disk.read()
 
@@ -305,4 +305,4 @@ def test_another_format_is_refused_and_left_as_it_is(etcd: EtcdCluster) -> None:
             stores.claim()
     refusal = stores._holders[-1].shared.refusal()  # pyright: ignore[reportPrivateUsage]
     stores.close()
-    assert "'/format/format' in etcd says format 9, and this lighthouse knows 1" in str(refusal)
+    assert "'/format/format' in etcd has format 9, but this lighthouse supports only 1" in str(refusal)

@@ -102,7 +102,7 @@ class TestSession:
             for message in (lighthouse_pb2.SessionResponse(), SESSION_RESPONSES.write(Goodbye("known")), b"\xff"):
                 sender.send(message)
             assert await anext(session) == Goodbye("known")
-            with pytest.raises(InternalError, match=r"1 bytes that are no lighthouse\.v1\.SessionResponse"):
+            with pytest.raises(InternalError, match=r"cannot parse 1 bytes as lighthouse\.v1\.SessionResponse"):
                 await anext(session)
 
     async def test_the_handler_refuses(self, server: StreamServer, client: AsyncLighthouseClient):

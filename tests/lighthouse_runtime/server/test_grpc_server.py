@@ -111,7 +111,7 @@ async def test_a_handler_gets_its_request_and_its_call(running: tuple[GrpcServer
     [
         ("refuse", b"", grpc.StatusCode.INVALID_ARGUMENT, "replica_id: is odd"),
         ("wait", b"", grpc.StatusCode.INVALID_ARGUMENT, "deadline: no deadline; set one on the call"),
-        ("echo", b"\xff", grpc.StatusCode.INVALID_ARGUMENT, "request: 1 bytes are no lighthouse.v1.Lighthouse"),
+        ("echo", b"\xff", grpc.StatusCode.INVALID_ARGUMENT, "request: cannot parse 1 bytes as lighthouse.v1."),
         ("fail", b"", grpc.StatusCode.INTERNAL, "ZeroDivisionError: oops; see the daemon's log"),
         ("nothing", b"", grpc.StatusCode.UNIMPLEMENTED, "Method not found!"),
     ],

@@ -92,7 +92,7 @@ def test_what_was_left_out_is_counted_in_the_next_line(caplog: pytest.LogCapture
         log.warning("refused: %s", now)
     assert [record.getMessage() for record in caplog.records] == [
         "refused: 5.0",
-        "refused: 15.0 (2 more such lines were left out before)",
+        "refused: 15.0 (2 similar lines were suppressed before)",
         "refused: 30.0",
     ]
 

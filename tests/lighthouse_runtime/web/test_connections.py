@@ -56,7 +56,7 @@ async def test_beyond_the_limit_the_oldest_is_cut_and_the_newest_is_served(
         async with asyncio.timeout(PATIENCE_S):
             assert await idle[0][0].read() == b""
         assert not any(reader.at_eof() for reader, _ in idle[1:])
-    assert "3 HTTP connections are open: one of 127.0.0.1 is cut" in caplog.text
+    assert "3 HTTP connections are open: closing one of 127.0.0.1" in caplog.text
     for _, writer in idle:
         writer.close()
         await writer.wait_closed()

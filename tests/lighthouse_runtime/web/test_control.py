@@ -111,7 +111,7 @@ async def test_no_act_goes_without_the_pages_own_token(daemon: Daemon, route: st
 @pytest.mark.parametrize(
     ("headers", "status", "words"),
     [
-        ({"X_CSRF_Token": ""}, 403, "X-CSRF-Token: is not this process's; reload the page"),
+        ({"X_CSRF_Token": ""}, 403, "X-CSRF-Token: is not the token of this process; reload the page"),
         ({"X_CSRF_Token": "gu\u00e9ssed"}, 403, "X-CSRF-Token"),
         ({"Origin": "http://evil.example"}, 403, "a page of http://evil.example may not act here"),
         ({"Origin": "null"}, 403, "a page of null may not"),

@@ -147,7 +147,7 @@ async def test_where_as_many_listen_as_may_one_more_takes_the_place_of_the_oldes
             with pytest.raises(aiohttp.ClientError):
                 while await first.content.readline():
                     pass
-    assert "2 browsers listen already: one at 127.0.0.1 is cut" in caplog.text
+    assert "2 browsers are connected: disconnecting one at 127.0.0.1" in caplog.text
 
 
 async def test_one_that_does_not_read_goes_before_an_older_one_that_does(
