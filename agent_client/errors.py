@@ -31,11 +31,11 @@ class ModelMismatch(AgentError):
 
 
 class EvaluationFailed(RuntimeError):
-    """Raised on the other ranks when the evaluating rank fails, with its error as text. Training can continue."""
+    """Raised on the other ranks, with the error as text, if the rank that evaluates fails. Training can continue."""
 
 
 class EvaluationInterrupted(RuntimeError):
-    """Raised when a rank is lost before all ranks have the result. Training can continue with the next step."""
+    """Raised when a rank is lost before all ranks have the result of an evaluation. Training can continue."""
 
 
 _SOURCE_PLACE = re.compile(r"\[\S+:\d+\] *")
@@ -43,6 +43,6 @@ _ADVICE = re.compile(r"\.? *This is typically caused by a remote worker .*")
 
 
 def first_line(error: BaseException) -> str:
-    """Return the message without gloo's source location at the start and torch's advice at the end."""
+    """Return the first line of the error's message, without gloo's source location and torch's advice."""
     line = (str(error).strip() or type(error).__name__).splitlines()[0]
     return (_ADVICE.sub("", _SOURCE_PLACE.sub("", line)) or line)[:300]

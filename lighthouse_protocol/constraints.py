@@ -89,7 +89,7 @@ class IntRange:
 
 
 def check_secret(text: str, field: str) -> str:
-    """Return `text` if its length and characters are valid. The error message does not contain the secret."""
+    """Return `text` if its length and characters are valid. Otherwise raise InvalidRequest, which omits the secret."""
     if not (MIN_SECRET_CHARS <= len(text) <= MAX_SECRET_CHARS and text.isascii() and text.isprintable()):
         raise InvalidRequest(
             f"has {len(text)} characters; a secret has {MIN_SECRET_CHARS} to {MAX_SECRET_CHARS}, printable ASCII ones",

@@ -84,7 +84,11 @@ class Coordinator:
         return bool(self.ca_pin or self.has_own_pki or self.files.ca)
 
     def with_files(self, files: TlsFiles) -> "Coordinator":
-        """Return a copy with the caller's PEM files. Raise InvalidRequest if a required file is missing."""
+        """Return a copy with the caller's PEM files.
+
+        Raise InvalidRequest if the join string requires a CA file and there is none, or if a client certificate or its
+        key is given without the other.
+        """
         if self.has_own_pki and not files.ca:
             raise InvalidRequest(
                 "is missing: the join string is of a lighthouse with certificates of its own PKI; give the file with "

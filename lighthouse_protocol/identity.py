@@ -23,7 +23,7 @@ _HOST = re.compile(rf"(?=[A-Za-z0-9]){_LABEL}(?:\.{_LABEL})*(?<=[A-Za-z0-9_])\.?
 
 
 def check_name(value: str, field: str = "replica_id") -> str:
-    """Return `value` if it is a valid name, such as a replica id. Raise InvalidRequest otherwise."""
+    """Return `value` if it is a valid name, such as a replica id, or else raise InvalidRequest with `field`."""
     if not value:
         raise InvalidRequest("is empty; give each replica group its own name", field=field)
     if len(value) > MAX_REPLICA_ID_CHARS:
@@ -35,7 +35,7 @@ def check_name(value: str, field: str = "replica_id") -> str:
 
 
 def group_run(run: str, replica_id: str) -> str:
-    """Return the run id of one replica group, whose ranks restart independently of the other groups in `run`."""
+    """Return the run id for one replica group of `run`, whose ranks then restart independently of other groups."""
     return f"{run}.{replica_id}"
 
 
@@ -117,7 +117,7 @@ def parse_address(text: str, field: str) -> Address:
 
 
 def parse_target(text: str, field: str, default_port: int | None = None) -> Address:
-    """Parse the address of a server. Raise InvalidRequest if it is malformed, or if no port is known."""
+    """Parse a server's address, adding `default_port` if it has no port. Raise InvalidRequest if it is invalid."""
     address = parse_address(text, field)
     port = address.port if address.port is not None else default_port
     if not port:

@@ -65,7 +65,7 @@ QUORUM_TIMEOUT_S = JOIN_TIMEOUT_S + 30.0
 def cut_reason(text: str) -> str:
     """Return `text` as one printable line of at most MAX_REASON_CHARS characters.
 
-    The text comes from a peer, which could forge a line of our log with an embedded newline.
+    The text comes from a peer, which could otherwise forge a log line with an embedded newline.
     """
     if not text:
         return text
@@ -86,5 +86,5 @@ def cut_output(lines: Sequence[str]) -> tuple[str, ...]:
 
 
 def answer_margin_s(time_left_s: float) -> float:
-    """Return how many seconds before its deadline to answer a call that arrived with `time_left_s` left."""
+    """Return how many seconds before its deadline a call is answered, if it arrived with `time_left_s` left."""
     return min(ANSWER_MARGIN_S, ANSWER_MARGIN_SHARE * time_left_s)

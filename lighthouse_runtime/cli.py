@@ -211,7 +211,10 @@ def _name(field: dataclasses.Field[Any]) -> str:
 
 
 def options(config: type[Any], prefix: str) -> Callable[[F], F]:
-    """Return a decorator that adds the options of the settings class `config` to a click command."""
+    """Return a decorator that adds the options of the settings class `config` to a click command.
+
+    Each option can also be set by environment variables: one that starts with `prefix`, and others (see variables()).
+    """
 
     def decorate(command: F) -> F:
         for field in reversed(dataclasses.fields(config)):

@@ -20,10 +20,10 @@ def event(
     step: int | None = None,
     **more: object,
 ) -> Mapping[str, object]:
-    """Return the `extra` argument of a logging call.
+    """Return the `extra` argument for a logging call that records the event `name`.
 
-    Fields that are None are left out, and so are an empty `job`, `run` and `replica_group`. `name` is one of a
-    fixed set. `more` are fields of this event only; the other fields are shared by many events.
+    The other arguments are fields of the event. Those that are None are left out, and so are an empty `job`, `run`
+    and `replica_group`. `more` are fields that only events of this name have.
     """
     shared = {
         "job": job or None,

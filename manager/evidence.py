@@ -201,7 +201,10 @@ def _opened(pid: int, number: int) -> Generator[int, None, None]:
 
 
 def _written(file: int, ends_at: float, within_s: float) -> str:
-    """Return the content of the file with the stacks once it stops growing, or when `ends_at` has passed."""
+    """Return the content of the file with the stacks once it stops growing, or at the time `ends_at`.
+
+    Raise NoStacksError if the file is then still empty. The message contains the time limit `within_s`.
+    """
     size, rests_at = 0, ends_at
     while (now := time.monotonic()) < min(ends_at, rests_at):
         if (grown := os.fstat(file).st_size) > size:
@@ -233,7 +236,10 @@ async def probe_alone(request: WatchHello, is_here: bool) -> ProcessSnapshot:
 
 
 async def probe_with_output(request: WatchHello, lines: Awaitable[tuple[str, ...] | None]) -> ProcessSnapshot:
-    """Inspect a process and add its last output. `lines` returns None if this supervisor does not run the rank."""
+    """Inspect a rank's process, and add the last lines of its output.
+
+    Awaiting `lines` returns these lines, or None if this supervisor does not run the rank.
+    """
     async with asyncio.TaskGroup() as both:
         seeing = both.create_task(probe(request))
         reading = both.create_task(_last(lines))
@@ -292,7 +298,10 @@ UNREAD_S = 0.1  # time to read messages that arrived while this process was busy
 
 
 class EvidenceCollector:
-    """Collects evidence about one group's ranks, and passes it to `send`. `probe` inspects a process from outside."""
+    """Collects evidence about one group's ranks, and passes it to `send`.
+
+    `probe` inspects a rank's process, even if that process does not answer.
+    """
 
     def __init__(
         self, group_world_size: int, send: Callable[[session.ToLighthouse], None], probe: ProbeProcess = probe_alone
@@ -392,7 +401,8 @@ class EvidenceCollector:
     async def _take_stacks(self, watch: Watch, found: ProcessSnapshot, asked_at: float) -> ProcessSnapshot:
         """Obtain the stacks of a rank that is not answering, by sending its process a signal.
 
-        Send no signal if the rank has sent a message since the request at `asked_at`, because it can then run Python.
+        Send no signal if the process is stopped (see `found`, the result of its inspection). Send none if the rank has
+        sent a message since the request at `asked_at`: it can then run Python, and the signal might crash it.
         """
         if not watch.is_open or watch.hello.offer is None:
             return ProcessSnapshot()
@@ -405,7 +415,10 @@ class EvidenceCollector:
         return replace(again, missing=tuple(why for why in again.missing if why.startswith("stacks: ")))
 
     async def _self_report(self, watch: Watch, outside: "asyncio.Task[ProcessSnapshot]") -> SelfReport:
-        """Request the rank's own report. Stop waiting if the inspection `outside` finds the process stopped."""
+        """Request the rank's own report of its stacks and its Flight Recorder.
+
+        Stop waiting for the report if the task `outside`, which inspects the process, finds that it is stopped.
+        """
         if not watch.is_open:
             return _silent("its watch has ended")
         if watch.hello.offer is None:

@@ -171,9 +171,9 @@ def keep_until_done(works: Sequence[Any], backend: Any) -> None:
 
 
 def release_later(works: Iterable[Any]) -> None:
-    """Keep references to the last `works` of a destroyed group, so that gloo's threads can drop theirs first.
+    """Keep the last `works` of a destroyed group alive for LET_GO_WITHIN_S, so that gloo's threads do not free them.
 
-    This avoids a deadlock. A gloo thread that has the last reference needs the GIL to free the tensors, but C++
+    This avoids a deadlock. A gloo thread that drops the last reference needs the GIL to free the tensors, but C++
     code that destroys the group, such as DDP's reducer, holds the GIL while it is waiting for the thread.
     """
     timer = threading.Timer(LET_GO_WITHIN_S, list[Any].clear, [list(works)])

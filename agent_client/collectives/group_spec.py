@@ -53,10 +53,10 @@ def register_group(group: Abortable) -> None:
 
 
 def registered() -> list[Abortable]:
-    """Return the registered groups.
+    """Return the process groups that were passed to `register_group` and still exist.
 
-    A caller that aborts the groups must keep the references. If torch's C++ objects dropped the last reference, they
-    would hold the GIL while waiting for the group's threads, which may need the GIL.
+    A caller that aborts a group must keep it referenced. Otherwise, torch's C++ code may drop the last reference and
+    deadlock: it would hold the GIL while waiting for the group's threads, which may need the GIL.
     """
     return list(_groups)
 

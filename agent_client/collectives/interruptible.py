@@ -114,7 +114,7 @@ class InterruptibleGroup(ProcessGroup):
 
 
 class InterruptibleWork(Work):
-    """Wraps torch's Work of a gloo collective. Its waits end when the group is aborted."""
+    """Wraps torch's Work handle for a gloo operation. Its waits end when the group is aborted."""
 
     def __init__(
         self, work: Any, backend: ProcessGroupGloo, connections: Connections, waiter: "Waiter", *, is_sliced: bool
@@ -152,7 +152,7 @@ class InterruptibleWork(Work):
 
 
 class ReduceScatter(Work):
-    """Work of a reduce-scatter that runs as all-reduces. wait() copies this rank's parts to the outputs."""
+    """Work handle for a reduce-scatter that runs as all-reduces. wait() copies this rank's parts to the outputs."""
 
     def __init__(
         self, works: Sequence[InterruptibleWork], sums: Sequence[Any], outputs: Sequence[Any], rank: int, size: int
@@ -176,10 +176,10 @@ class ReduceScatter(Work):
 
 
 class Waiter:
-    """Waits for works and completes their futures, on its own thread.
+    """Waits for Work objects on its own thread, and completes the future of each.
 
-    gloo's threads must not complete these futures: they would wait for the GIL, while code that destroys the group
-    holds the GIL and waits for the threads.
+    If gloo's threads completed the futures, they could deadlock: they need the GIL, which code that destroys the group
+    holds while it waits for these threads.
     """
 
     def __init__(self) -> None:

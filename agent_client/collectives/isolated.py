@@ -162,7 +162,10 @@ class IsolatedGroup:
 
 
 def map_memory(descriptor: int) -> torch.Tensor:
-    """Map the memory of `descriptor` as a uint8 tensor until its last view is deleted, and close the descriptor."""
+    """Return the memory behind the file `descriptor` as a uint8 tensor, and close the descriptor.
+
+    The memory stays mapped until the last view of the tensor is deleted.
+    """
     memory = mmap.mmap(descriptor, 0)
     os.close(descriptor)
     return torch.frombuffer(memory, dtype=torch.uint8)

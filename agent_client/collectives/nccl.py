@@ -47,7 +47,10 @@ WARNING = (
 
 
 def may_kill_process(default_backends: str) -> bool:
-    """Return whether torch's monitor may kill this process after a peer is lost, given the default group's backends."""
+    """Return whether torch's NCCL monitor may kill this process after a peer is lost.
+
+    `default_backends` is the backend configuration of the default group, such as "cpu:gloo,cuda:nccl".
+    """
     return "nccl" in default_backends and os.environ.get(DUMP, "1").lower() not in ("0", "n", "no", "f", "false")
 
 
@@ -73,7 +76,7 @@ class NcclConnector(Connector):
 
 
 class Fence:
-    """Orders a group's abort and the completion of its collectives, so that none counts as complete after the abort."""
+    """Ensures that no collective of a group counts as complete once the abort of the group has been announced."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -101,7 +104,7 @@ def wait_for(work: Any, done: Any, fence: Fence, ends_at: float) -> None:
     """Wait until the collective `work` has completed. The CUDA event `done` was recorded directly after it.
 
     Raises:
-        RuntimeError: The group was aborted, a peer is lost, or the deadline `ends_at` has passed.
+        RuntimeError: The group was aborted, a peer is lost, or time.monotonic() has reached `ends_at`.
     """
     while not fence.has_passed(done):
         if work.is_completed():  # this call checks for NCCL errors

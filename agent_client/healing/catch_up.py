@@ -52,7 +52,10 @@ class StepCounts:
 
 class ScheduleReplay:
     def __init__(self, others: dict[str, Stateful]) -> None:
-        """Raise ConfigurationError if any of `others` is neither `Replayable` nor a scheduler that counts its steps."""
+        """Create the replay for the objects in `others`, by name.
+
+        Raise ConfigurationError if one of them is neither `Replayable` nor a scheduler that counts its steps.
+        """
         self._others = others
         self._optimizer: Optimizer | None = None
         self.saved: dict[str, Any] = {}
@@ -239,7 +242,10 @@ class CatchUpDriver:
             self._snapshot = None
 
     def _return(self, held: Tag, assignment: Assignment, first: Sequence[_Step]) -> None:
-        """Stop catching up and use the held state. Move the schedulers to the start of the step in `first`, if any."""
+        """Stop catching up and continue with the state `held`.
+
+        `first` contains the first kept step not yet applied, if any. The schedulers move to the start of this step.
+        """
         owner = self._owner
         owner.work_at(*held)
         owner.batches_committed = self._batches
@@ -289,7 +295,7 @@ class CatchUpDriver:
 
     @never_compiled
     def _select_steps(self) -> Sequence[PendingStep[_Step]]:
-        """Keep this step. Return the kept steps that are due, or install the snapshot if it has just arrived."""
+        """Keep this step. Return the kept steps to apply, or none after installing a snapshot that just arrived."""
         self._poll()
         self._keep()
         if self.machine.transfer is not Transfer.ARRIVED:

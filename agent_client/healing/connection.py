@@ -58,7 +58,10 @@ class DeadlineSocket(socket.socket):
 
 
 def connect(host: str, port: int, deadline: float, silence_s: float) -> DeadlineSocket:
-    """Connect to the first address of `host` that answers. Each address gets an equal share of the remaining time."""
+    """Connect to the first address of `host` that answers. Each address gets an equal share of the remaining time.
+
+    `deadline` is a time of time.monotonic(). `silence_s` is the time limit of each socket operation in seconds.
+    """
     found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
     failure: OSError | None = None
     for tried, (family, kind, protocol, _, address) in enumerate(found):

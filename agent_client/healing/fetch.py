@@ -147,7 +147,10 @@ class Connection:
         self._response: http.client.HTTPResponse | None = None
 
     def get(self, path: str, silence_s: float) -> http.client.HTTPResponse:
-        """Request `path` and check the source's proof of membership. The previous response must be fully read."""
+        """Request `path`, and check the source's proof that it is a member of the quorum.
+
+        The previous response must be fully read. `silence_s` is the time limit of each socket operation in seconds.
+        """
         requests, key = self._requests, self._requests.key
         self._socket.silence_s = silence_s
         if not requests.secret:
@@ -272,7 +275,7 @@ class Fetch:
         return None if self.requests.is_over else lead
 
     def _receive_from(self, lead: str) -> State | None:
-        """Receive the state with the source `lead` as the lead. Return None if this attempt fails."""
+        """Receive the state that the checksums of the source `lead` define. Return None if this attempt fails."""
         transfer = None
         try:
             silence_s = self.requests.silence_s(self.silence_s if len(self._remaining) > 1 else math.inf)
@@ -405,7 +408,10 @@ def _classify(error: Exception) -> tuple[type[Exception], str]:
 
 
 class _Transfer:
-    """Receives the tensors of one state, with a reader thread for each source."""
+    """Receives the tensors of one state, with a reader thread for each source.
+
+    One source at a time is the lead, whose checksums define the state.
+    """
 
     def __init__(self, fetch: Fetch, sources: Mapping[str, FindAddress], head: Head, layout: str) -> None:
         self._fetch, self._requests = fetch, fetch.requests
@@ -446,7 +452,7 @@ class _Transfer:
             return {name: (self._kinds.get(name, StateUnavailable), why) for name, why in rejected.items()}
 
     def follow(self, lead: str, head: Head) -> None:
-        """Receive the state that `lead` has described in `head`. The first call starts the reader threads."""
+        """Receive the state that the source `lead` has described in `head`. The first call starts the readers."""
         with self._changed:
             self._lead = lead
             self._head_bytes, self._total = head.size, head.length
@@ -462,7 +468,7 @@ class _Transfer:
             self._perform(event)
 
     def finish(self) -> None:
-        """Wait until the state is complete, another lead is needed, or no source is left."""
+        """Wait until the state is complete, a new lead is needed, no source is left, or the download is over."""
         with self._changed:
             while not (self._plan.is_over or self._plan.needs_lead or self._requests.is_over):
                 self._wait()

@@ -258,9 +258,9 @@ class Healing:
         return BackgroundFetch(fetch, mark, self._activity)
 
     def revoke(self, quorum_id: int | None, reason: str) -> None:
-        """Cancel the transfers of this quorum and earlier ones, in both directions, and refuse new ones.
+        """Cancel the blocking transfers of this quorum and earlier ones, in both directions, and any later fetch.
 
-        If `quorum_id` is None, cancel all transfers.
+        `quorum_id` None means the current quorum. Background transfers, for groups that are catching up, continue.
         """
         ended = self._quorum_id if quorum_id is None else quorum_id
         with self._lock:

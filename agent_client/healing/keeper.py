@@ -46,7 +46,10 @@ class Keeper:
     """Copies one rank's states into its supervisor's memory. Call its methods between two steps, or before a vote."""
 
     def __init__(self, state: TrainState, every: int, paths: Sequence[str], owner: str) -> None:
-        """Open the buffers at `paths`. `owner` is this rank's name in their headers."""
+        """Open the buffers at `paths`. If that fails, only log a warning, and keep no states.
+
+        The state is copied every `every` steps. `owner` is this rank's name in the headers of the buffers.
+        """
         self._every = every
         self._owner = owner
         self._state = state
@@ -74,7 +77,10 @@ class Keeper:
     # -- keeping
 
     def keep(self, agent: dict[str, Any]) -> None:
-        """At the beginning of every n-th step, start copying the state. `agent` is the position in the training."""
+        """Start copying the state if the step number is a multiple of `every`. Call this when each step begins.
+
+        `agent` is the Agent's own part of the state, such as the step number.
+        """
         self.finish()
         tag = Tag(agent["step"], agent["tag_quorum_id"])
         if not tag.step or tag.step % self._every or tag == self._last or tag.quorum_id is None:

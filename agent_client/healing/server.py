@@ -98,7 +98,7 @@ class Listener(TCPServer):
         Args:
             host: Listen address, or an empty string for all addresses.
             handler: Class that handles a connection.
-            on_cut: Called after a connection was marked with `is_cut`. It must wake the connection's handler.
+            on_cut: Called after a connection was closed to make room for another. It must wake waiting handlers.
         """
         self._on_cut = on_cut
         self._connections: dict[DeadlineSocket, threading.Thread] = {}
@@ -149,9 +149,9 @@ class Listener(TCPServer):
     def _admits(self, host: str) -> bool:
         """Return whether `host` may open another connection. If necessary, close a connection to make room.
 
-        A connection is *unproven* until its peer has proved its membership. Close only an unproven connection, and only
-        if its host has more unproven connections than `host` would then have connections of any kind. So no host can
-        lock out readers by opening idle connections.
+        A connection is *unproven* until its peer has proved its membership. Close only an unproven connection, of the
+        host that has most of them, and only if these outnumber all connections of `host`, including the new one. So no
+        host can lock out readers by opening idle connections.
         """
         with self._lock:
             hosts = [_peer(connection) for connection in self._connections]
@@ -231,7 +231,7 @@ class NotHeldError(Exception):
 
 
 class CannotBeSentError(Exception):
-    """Raised if the requested state contains something that cannot be sent. `secret` belongs to its quorum."""
+    """Raised if the requested state contains something that cannot be sent. `secret` is its quorum's secret."""
 
     def __init__(self, reason: str, secret: str) -> None:
         super().__init__(reason)
@@ -335,7 +335,10 @@ class StateServer:
                 _shut_down_all(kept.readers)
 
     def refuse(self, key: StateKey, reason: str, secret: str = "") -> None:
-        """Answer requests for `key` with the `reason` why that state cannot be sent. Call `refuse_up_to` as well."""
+        """Answer requests for `key` with the `reason` why that state cannot be sent. For `secret`, see `publish`.
+
+        Call `refuse_up_to` as well. Otherwise, each request first waits until its time limit.
+        """
         with self._changed:
             self._refused = key, reason, secret
             self._changed.notify_all()

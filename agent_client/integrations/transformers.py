@@ -105,9 +105,9 @@ class FaultTolerance:
         return _Microbatches(loader)
 
     def get_batch_samples(self, epoch_iterator: Iterator[Any], num_batches: int, device: torch.device) -> Any:
-        """Return the batches of a step and the number of items per group, averaged over all groups.
+        """Return the batches of a step, and the mean number of items (labels that count in the loss) per group.
 
-        Dividing by this average normalises the loss as if a single process had all batches.
+        Dividing by this mean normalizes the loss as if a single process had all batches.
         """
         batches, number = super().get_batch_samples(epoch_iterator, num_batches, device)
         if number is not None and self.args.average_tokens_across_devices:
@@ -216,9 +216,9 @@ class _Counts(TrainerCallback):
 
 
 class _Progress:
-    """Counts of the Trainer and its callbacks that a healing group receives, as JSON.
+    """State of the Trainer and its callbacks that a healing group receives, as JSON.
 
-    The log is encoded again only when it has grown.
+    The Trainer's log history is encoded again only when it has grown.
     """
 
     def __init__(self, trainer: FaultTolerance) -> None:
@@ -257,7 +257,7 @@ class _Progress:
         )
 
     def _find_checkpoint(self, best: str | None) -> str | None:
-        """Return the path of this group's copy of the checkpoint `best`, or else `best`, or None if neither exists."""
+        """Return the path of the checkpoint `best` in this group's output folder, else `best`, or None if missing."""
         if best is None:
             return None
         places = [Path(self._trainer.args.output_dir, Path(best).name), Path(best)]

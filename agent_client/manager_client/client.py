@@ -76,7 +76,7 @@ class Presence:
 class ExitReport:
     """Reports to the manager the exception that ends this rank, at most once.
 
-    Such an exception is uncaught, or leaves the Agent's `with` block. A forked child reports nothing.
+    This is an uncaught exception, or one that leaves the Agent's `with` block. A forked child reports nothing.
     """
 
     def __init__(self, report: Callable[[str], None]) -> None:
@@ -195,8 +195,8 @@ class ManagerConnection:
     ) -> None:
         """Prepare the connection without contacting the manager.
 
-        `address` may be a join string with the manager's secret. The manager may be unreachable for `returns_within_s`
-        seconds. RankWatch describes the other arguments.
+        `address` is host:port, or a join string, which also contains the manager's secret. The manager counts as lost
+        when it has been unreachable for `returns_within_s` seconds. See RankWatch for the other arguments.
         """
         self.group_rank = group_rank
         self._rank_incarnation = rank_incarnation
@@ -215,7 +215,7 @@ class ManagerConnection:
     def close(self, step: int | None = None) -> None:
         """Leave the group and close the connection. First wait briefly for the answer to a vote sent by `send_yes`.
 
-        `step` is the next step that this rank would have requested, or None within a step (see Leaving).
+        `step` is the next step that this rank would have requested, or None if it leaves in the middle of a step.
         """
         self.watch.is_closing = True
         vote, self._unanswered = self._unanswered, None
@@ -240,7 +240,7 @@ class ManagerConnection:
     ) -> Assignment:
         """Return the assignment for `step`. Request it unless the answer to the last vote already contained it.
 
-        The arguments are those of `quorum` in lighthouse_runtime/client/rpcs.py.
+        See `quorum` in lighthouse_runtime/client/rpcs.py for the arguments.
 
         Raises:
             GroupDrained: The group was drained and has completed its last step.

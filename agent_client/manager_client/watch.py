@@ -108,7 +108,8 @@ class RankWatch:
     def ensure_open(self, *, wait_for_ready: bool) -> None:
         """Open the watch unless it is already open.
 
-        Call this before the first request, so that the manager notices if this rank exits during the request.
+        Call this before the first request, so that the manager notices if this rank exits during the request. With
+        `wait_for_ready`, the stream waits for an unreachable manager instead of failing at once, as in gRPC.
         """
         if self._stream is not None and not self._has_ended.is_set():
             return
@@ -135,7 +136,7 @@ class RankWatch:
     def close(self, step: int | None) -> None:
         """Announce a normal exit, wait until no peer needs this rank any longer, and close the stream.
 
-        `step` is the next step that this rank would have requested, or None within a step (see Leaving).
+        `step` is the next step that this rank would have requested, or None if it leaves in the middle of a step.
         """
         self.is_closing = True
         stream = self._stream
@@ -166,7 +167,7 @@ class RankWatch:
         return revoked.reason if revoked is not None else None
 
     def why_lost(self, quorum_id: int, within_s: float) -> Revoked | None:
-        """Wait up to `within_s` seconds for a revocation that names the lost group. Return None if none arrives."""
+        """Wait up to `within_s` seconds until the quorum's revocation names a lost group. Return it, or None."""
 
         def find() -> Revoked | None:
             revoked = self._revoked.get(quorum_id)

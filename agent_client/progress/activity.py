@@ -54,7 +54,7 @@ class HealMark:
         self._has_failed = True
 
     def to_message(self) -> HealProgress | None:
-        """Return the progress, or None if the heal has failed or finished more than KEPT_S ago."""
+        """Return the progress, or None if the heal has failed, or if it finished at least KEPT_S ago."""
         now, ended_at = self._clock(), self._ended_at
         if self._has_failed or (ended_at is not None and now >= ended_at + KEPT_S):
             return None
@@ -134,9 +134,9 @@ class Activity:
         self.torch_collectives = (*running, newest)
 
     def _read_torch_collective(self) -> tuple[Collective | None, float]:
-        """Return torch's oldest running collective, because later ones wait for it, and the time of the last change.
+        """Return torch's oldest running collective, and the time when a collective was last entered or left.
 
-        If none is running, return the newest. The time is when a collective was last entered or left.
+        Later collectives wait for the oldest. If none is running, return the newest, or None before the first.
         """
         entered = self.torch_collectives
         if not entered:

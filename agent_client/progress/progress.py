@@ -63,7 +63,7 @@ _Mark: TypeAlias = "float | tuple[float, Phase, bool] | tuple[float, int]"
 
 
 class Progress:
-    """Records the progress of a rank. The Agent makes the marks, and the rank's watch takes the samples."""
+    """Records the progress of a rank. The Agent marks steps, phases and waits. The rank's watch reads samples."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic, trace: "TraceFile | None" = None) -> None:
         self.clock = clock
@@ -147,7 +147,10 @@ class Progress:
         return self.activity.numbers
 
     def collective(self, number: Number, operation: str, shape: Shape = "", *, within_group: bool = False) -> Block:
-        """Return a context manager that marks a collective that the Agent runs. `number` is the same on all ranks."""
+        """Return a context manager that marks a collective that the Agent runs. `number` is the same on all ranks.
+
+        `within_group` means that the collective runs between the ranks of one replica group, not between groups.
+        """
         inside = CollectiveBlock(self.activity, number, operation, shape, within_group)
         if self.trace is None:
             return inside
@@ -313,8 +316,8 @@ Line = tuple[CodeType, int]
 class ScriptProgress:
     """Progress of a script without an Agent. Use it from one thread.
 
-    Steps cannot be observed, so the first FIRST_COLLECTIVES collectives count as the first step. A sample marks a tick
-    if there are new collectives.
+    Steps cannot be observed, so the first FIRST_COLLECTIVES collectives count as the first step. New collectives since
+    the last sample count as progress.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:

@@ -29,7 +29,7 @@ WAITING = "(waiting)"
 
 
 class ActivitySample(NamedTuple):
-    """Activity of the Agent's background thread at one moment. At most one of `sample.waits_for` and `busy` is set."""
+    """What the Agent's background thread is doing: waiting (`sample.waits_for`), working (`busy`) or neither."""
 
     sample: ProgressSample
     """The sample, without the fields that are computed from marks."""
@@ -204,8 +204,8 @@ class ComputeClock:
     def enter_reduction(self, now: float, collectives_s: float) -> None:
         """Record that the script is waiting for its last reduction.
 
-        The time in collectives counts as a wait, and other time does not, because a device may still be computing the
-        tensor. `collectives_s` is the total time that the process has spent in collectives.
+        Only the time that the process then spends in collectives counts as waiting. The rest counts as compute time,
+        because a device may still be computing the tensor. `collectives_s` is the total time in collectives so far.
         """
         if self._reduces_since is None and not self._waits:
             self._reduces_since = now, collectives_s
@@ -273,7 +273,7 @@ class CollectiveIds:
     def begin_quorum(self, quorum_id: int, over_groups: int) -> None:
         """Restart the numbering for a new quorum. Do nothing if `quorum_id` is unchanged.
 
-        `over_groups` is the number of collectives over the groups before the quorum's first step.
+        `over_groups` is the number of collectives over the groups submitted before the quorum's first step.
         """
         if quorum_id != self._began[0]:
             self._began = (quorum_id, over_groups)

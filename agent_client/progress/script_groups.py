@@ -273,7 +273,10 @@ class _Recorder:
 
 
 def newest_going_on(dumps: list[dict[str, Any]]) -> dict[Number, list[dict[str, Any]]]:
-    """Return the latest running collectives of each group that has any, followed by the group's latest collective."""
+    """Return, for each group with running collectives, the latest of them.
+
+    Each list ends with the group's newest collective, even if that one has completed.
+    """
     found: dict[Number, list[dict[str, Any]]] = {}
     for place, dump in enumerate(dumps):
         for entry in dump.get("entries") or ():

@@ -19,7 +19,10 @@ log = logging.getLogger(__name__)
 
 
 class Stream(Protocol):
-    """A stream to the lighthouse. `Process` passes each message, and the stream's end, to the driver as an event."""
+    """Stream of messages between a rank and the lighthouse.
+
+    The `Process` that has opened the stream reads it, and feeds each message and the stream's end to the driver.
+    """
 
     def __iter__(self) -> Iterator[ToRunRank]: ...
 
@@ -38,7 +41,7 @@ class Process(Protocol):
     def end_run(self, ended: events.Ended) -> None: ...
 
     def sample(self) -> ProgressSample | None:
-        """Return the progress of the wrapped function, or None if the last sample was taken only recently."""
+        """Return the wrapped function's progress for a heartbeat, or None if the last sample is still recent enough."""
         ...
 
     def interrupt(self, reason: str) -> None: ...

@@ -115,7 +115,11 @@ class InterruptibleSection:
 
     @property
     def is_settled(self) -> bool:
-        """False if the main thread has not handled the last signal yet, or was running code that must complete."""
+        """False if the last signal to the main thread has not taken effect.
+
+        The main thread may not have handled the signal yet. Or it was running code that must complete, so its handler
+        did not raise Interruption.
+        """
         return not (self._is_signalled or self._was_refused)
 
     def interrupt(self) -> bool:
@@ -125,8 +129,9 @@ class InterruptibleSection:
         or a process would leak it. Code that takes or frees a lock would leave it locked.
 
         Returns:
-            True if the exception was delivered, or the signal was sent whose handler may raise it. False also within
-            AGAIN_AFTER_S of the last exception.
+            False if nothing was done: no function is running, the last exception was raised within AGAIN_AFTER_S, or
+            (outside the main thread) the function is running code that must complete. In the main thread, True means
+            only that the signal was sent. Its handler then decides whether to raise the exception.
         """
         with self._lock:
             now = time.monotonic()
@@ -145,9 +150,10 @@ class InterruptibleSection:
             return True
 
     def raise_at(self, frame: FrameType | None) -> None:
-        """Raise Interruption in the main thread, if a signal was sent and the exception may be raised at `frame`.
+        """Raise Interruption in the main thread if a signal was sent, unless `frame` is in code that must complete.
 
-        The handler must not take the lock, because it may have interrupted the thread that holds the lock.
+        The signal's handler calls this with the frame that it has interrupted. This method must not take the lock,
+        because the interrupted code may hold it.
         """
         if not self._is_signalled:
             return
@@ -196,7 +202,7 @@ _in_main_thread: list[InterruptibleSection] = []
 
 
 def _install_handler() -> bool:
-    """Install the handler of the wake signal. Return whether it can raise the exception in this thread.
+    """Install the handler of WAKE_SIGNAL. Return False outside the main thread, or if the script uses the signal.
 
     The handler stays installed, because without a handler a late signal would kill the process.
     """
@@ -287,9 +293,9 @@ class Interrupter:
             self._runs, self._aborting = True, None
 
     def disarm(self) -> None:
-        """Record that the generation has ended, so no further abort starts, and wait for running aborts.
+        """Start no more aborts, because the generation has ended, and wait until the running aborts have finished.
 
-        If an abort hangs, the process is killed after the hard timeout.
+        If an abort hangs, this call does too, until the process is killed after the option `hard_timeout`.
         """
         with self._lock:
             self._runs, aborting = False, self._aborting

@@ -101,7 +101,7 @@ class Launch:
 
 
 def run_of(variables: Mapping[str, str]) -> str:
-    """Return the id of the run. For a torchrun job without one, derive an id that is unique to the job."""
+    """Return the run id from environment variables. For a torchrun job without --rdzv-id, derive a unique id."""
     reader = Variables(variables)
     run = reader.text("LIGHTHOUSE_RUN_ID", "TORCHELASTIC_RUN_ID") or DEFAULT_RUN
     if run != NO_NAME or reader.text("LIGHTHOUSE_RUN_ID"):
@@ -243,7 +243,10 @@ class Options:
         return seconds(self.store_kwargs.get("timeout", 5.0), "store_kwargs['timeout']")
 
     def terms(self, launch: Launch) -> RunTerms:
-        """Return the settings that must be the same on all ranks in the run."""
+        """Return the settings that must be the same on all ranks in the run.
+
+        If `active_world_size` or `min_active` is None, use the value that the supervisor has set in `launch`.
+        """
         active = self.active_world_size if self.active_world_size is not None else launch.active
         min_active = self.min_active if self.min_active is not None else launch.min_active
         return RunTerms(

@@ -59,7 +59,7 @@ class DriverThread(Process):
         self._inbox.put(event)
 
     def leave(self) -> None:
-        """Leave the run. This cancels the stream, so the lighthouse notices immediately."""
+        """Leave the run. The thread then cancels the stream, so the lighthouse notices immediately."""
         self._inbox.put(None)
         self._thread.join(CLOSES_WITHIN_S)
 
@@ -228,10 +228,10 @@ class RankThread(DriverThread):
         return self._over >= number or self._ended is not None
 
     def _stop_run(self, end: SystemExit | KeyboardInterrupt) -> None:
-        """Stop the run if this process exits because of Ctrl-C, or with the exit code of RestartAbort.
+        """Stop the run on all ranks if `end` is a KeyboardInterrupt, or has the exit code of RestartAbort.
 
-        A supervisor notices the exit itself. So under a supervisor, only write the reason of a RestartAbort to the file
-        in TORCHELASTIC_ERROR_FILE, which the supervisor reads.
+        A supervisor sees the exit of this process, and stops the run itself. Under a supervisor, this method only
+        writes the reason of a RestartAbort to the file that TORCHELASTIC_ERROR_FILE names, which the supervisor reads.
         """
         if self._launch.is_supervised:
             path = os.environ.get("TORCHELASTIC_ERROR_FILE")
@@ -324,7 +324,11 @@ def fork_and_monitor(*options: str) -> None:
 def command(
     launch: Launch, variables: Mapping[str, str], invocation: Sequence[str], options: Sequence[str]
 ) -> list[str]:
-    """Return the arguments of `lighthouse-manager`. `invocation` is the command that started this interpreter."""
+    """Return the arguments with which `lighthouse-manager` runs this script under a supervisor.
+
+    `variables` are the environment variables. `invocation` is the command that started this interpreter, and `options`
+    are additional options for the supervisor. Raise ConfigurationError for the reasons that `fork_and_monitor` lists.
+    """
     if not launch.lighthouse:
         raise ConfigurationError("LIGHTHOUSE_ADDRESS is not set; fork_and_monitor() needs a running lighthouse")
     if (restarts := variables.get("TORCHELASTIC_MAX_RESTARTS", "0")) != "0":

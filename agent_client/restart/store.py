@@ -99,7 +99,7 @@ class StoreMixin:
         return _run().advance()
 
     def handle_rank_restart(self, world_size: int | None = None, timeout: timedelta | None = None) -> int:
-        """Record the number of the current generation for this rank, and return it. The arguments are ignored."""
+        """Record that this rank is in the current generation, and return its number. The arguments are ignored."""
         run = _run()
         self.record_iteration_for_rank(run.slot, run.state.iteration)
         return run.state.iteration
@@ -111,8 +111,8 @@ class StoreMixin:
     def get_iteration_for_rank(self, rank: int) -> int:
         """Return the iteration that was recorded for a rank in the current generation.
 
-        If none was recorded, return the last generation in which the rank's process was active. If the process never
-        was, return the current generation.
+        If none was recorded, return the last generation in which the rank's process was active. If there is none,
+        return the current generation.
         """
         run = _run()
         try:
@@ -223,8 +223,8 @@ def _run() -> PresentRun:
 class RestartAbort(SystemExit):
     """Raised by a wrapped function to stop the run on all ranks, without a restart.
 
-    The wrapper then raises this exception on every rank. It also does so if the run is stopped in another way. A
-    script that does not catch the exception exits with code 130.
+    The wrapper then raises this exception on every rank, and also if the run is stopped for another reason, such as too
+    many restarts. A script that does not catch the exception exits with code 130.
     """
 
     def __init__(self, reason: str = "RestartAbort") -> None:
@@ -280,7 +280,9 @@ class State:
     ) -> int:
         """Request the next iteration, and wait until all active ranks have requested it.
 
-        The arguments exist for compatibility and are ignored, because the lighthouse coordinates the ranks.
+        Without `use_global_iteration`, only increment the iteration of this process. The arguments exist for
+        compatibility: `store` is used only if this State has no store, and the others are ignored, because the
+        lighthouse coordinates the ranks.
 
         Returns:
             The number of the next iteration.
@@ -294,7 +296,10 @@ class State:
         return self.iteration
 
     def sync_with_global_iteration(self, store: StoreMixin | None = None, timeout: timedelta | None = None) -> int:
-        """Return the current iteration. With `use_global_iteration`, also record it for this rank."""
+        """Return the current iteration. With `use_global_iteration`, also record it for this rank.
+
+        `store` is used only if this State has no store, and `timeout` is ignored.
+        """
         if self.use_global_iteration:
             self.iteration = self._coordination(store).handle_rank_restart(self.world_size, timeout)
         return self.iteration

@@ -42,10 +42,17 @@ importlib.import_module("torch.distributed.nn.functional")
 
 
 class TorchScope:
-    """Patches torch.distributed for a generation. `abort` may be called at any time, `recover` only after `restore`."""
+    """Makes torch.distributed create groups that can be aborted and that belong to a single generation.
+
+    `patch` begins a generation, and `restore` undoes the patches. `abort` may be called at any time, `recover` only
+    after `restore`.
+    """
 
     def __init__(self, lighthouse: str) -> None:
-        """Exclude all existing objects from garbage collection. `lighthouse` is an address, or empty if unused."""
+        """Exclude all existing objects from garbage collection, so that cleanups need not scan them.
+
+        `lighthouse` is the lighthouse's address, or empty if this process restarts without one.
+        """
         self._lighthouse = lighthouse
         self._excepthook: Any = None
         self._replaced: dict[str, Any] = {}
@@ -96,7 +103,7 @@ class TorchScope:
             each.shut_down()
 
     def recover(self) -> None:
-        """Destroy what remains of a failed generation. All groups must already be aborted."""
+        """Destroy the groups of a failed generation, and free its memory. All groups must already be aborted."""
         if torch.distributed.is_initialized():
             torch.distributed.destroy_process_group()
         sys.excepthook = self._excepthook  # each init_process_group has wrapped it
@@ -124,7 +131,11 @@ class TorchScope:
             yield PrefixStore(prefix, store), own, int(os.environ["WORLD_SIZE"]) if world_size < 0 else world_size
 
     def _own_store(self, is_first: bool, lighthouse: str, timeout: timedelta) -> Store:
-        """Return the generation's store. If `is_first`, serve the store and publish its address at the lighthouse."""
+        """Return the generation's store.
+
+        Rank 0 (`is_first`) serves the store, and publishes its address at the lighthouse. Other ranks wait for the
+        address.
+        """
         if self._store is None:
             before = gloo_connections.socket_inodes()
             if is_first:
@@ -163,7 +174,10 @@ def _forget_unfinished_groups() -> None:
 
 
 def _clear_caches(frozen: Sequence[Any]) -> None:
-    """Clear DTensor's caches, whose keys refer to meshes of aborted groups. gc cannot find the caches in `frozen`."""
+    """Clear DTensor's caches, whose keys refer to device meshes of aborted groups.
+
+    `frozen` contains the caches that gc.get_objects() does not return, because they were excluded by gc.freeze().
+    """
     if "torch.distributed.tensor" not in sys.modules:
         return
     for module, name in _CLEARING:  # in older versions of torch, these caches are lru_caches

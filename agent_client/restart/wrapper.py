@@ -216,7 +216,7 @@ class WrappedCall(Generic[T]):
         return False
 
     def _wait_for_cause(self, number: int) -> None:
-        """Wait up to CAUSE_WITHIN_S for a report that a peer has failed.
+        """If a peer was lost, wait up to CAUSE_WITHIN_S for the lighthouse to end generation `number` for that reason.
 
         When a peer fails, collectives fail on this rank, often before the lighthouse notices the failure. If this rank
         reported its own exception first, it would hide the cause. The wait is counted in polls, so that a suspension of
@@ -316,7 +316,7 @@ class Wrapper:
 
     When a rank fails or dies, the function is interrupted on all ranks, their process groups are aborted, and the
     function starts again in the next *generation* (a numbered attempt). A spare rank replaces a dead rank. The function
-    receives a CallWrapper in the parameter that has this annotation or is named `call_wrapper`.
+    receives a CallWrapper in the parameter that is annotated with CallWrapper or named `call_wrapper`.
 
     Once all active ranks have returned, the decorated function returns its result, or None on a spare rank. It raises
     RestartAbort (exit code 130) if the run is stopped, and LighthouseError if this process may not take part.

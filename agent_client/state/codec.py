@@ -39,9 +39,9 @@ CHECKSUM_BYTES = 8
 
 
 class Encoding:
-    """An encoded state. Several threads can read its bytes at the same time, any number of times.
+    """An encoded state. Iterating yields its bytes in chunks. Several threads may do so at the same time, repeatedly.
 
-    The tensors must not change while they are read. Chunks of contiguous CPU tensors are views. Other tensors are
+    The tensors must not change while they are read. A chunk of a contiguous CPU tensor is a view. Other tensors are
     copied one piece at a time.
     """
 
@@ -64,7 +64,7 @@ class Encoding:
         yield from self.stripe(0, self.body_length)
 
     def stripe(self, start: int, stop: int) -> Iterator[memoryview]:
-        """Yield the bytes from `start` to `stop` (exclusive), both counted from the end of the head."""
+        """Yield the bytes from `start` to `stop` (exclusive) of the body, which is everything after the head."""
         for piece in range(bisect_right(self._starts, start) - 1, self.pieces):
             at = self._starts[piece]
             for chunk in self._piece(piece):
@@ -96,12 +96,16 @@ class Encoding:
 
 
 def encode(state: State, *, chunk_bytes: int = CHUNK_BYTES) -> Encoding:
-    """Encode a state. Raise TypeError or ValueError, with the path, if an entry cannot be encoded (tree.py)."""
+    """Encode a state. Its tensors are read in chunks of at most `chunk_bytes` bytes.
+
+    Raises:
+        TypeError, ValueError: An entry cannot be encoded (see tree.py). The message contains its path.
+    """
     return Encoding(state, chunk_bytes)
 
 
 def encoded_size(tensor: torch.Tensor) -> int:
-    """Return the encoded size of a tensor in bytes, including the checksums. An empty tensor has one empty piece."""
+    """Return the encoded size of a tensor in bytes, including its checksums. An empty tensor has one checksum, too."""
     return tensor.nbytes + count_pieces(tensor) * CHECKSUM_BYTES
 
 
@@ -110,7 +114,7 @@ def count_pieces(tensor: torch.Tensor) -> int:
 
 
 def layout_digest(tensors: Sequence[torch.Tensor]) -> str:
-    """Return a digest of dtypes, shapes and strides. States with equal digests have pieces at the same positions."""
+    """Return a digest of the dtypes, shapes and strides, which determine where each tensor is encoded."""
     return xxh3_128_hexdigest(json.dumps(_describe(tensors)).encode())
 
 
@@ -137,7 +141,7 @@ def _encode_head(skeleton: Json, tensors: Sequence[torch.Tensor]) -> bytes:
 
 
 def _raw(tensor: torch.Tensor, first: int, last: int) -> Iterator[memoryview]:
-    """Yield the bytes of a tensor in row-major order, from index `first` to `last` (exclusive).
+    """Yield the bytes of a tensor in row-major order, from byte `first` to byte `last` (exclusive).
 
     The range is at most one piece long. If the tensor is not contiguous, the bytes are copied.
     """
@@ -251,7 +255,7 @@ def allocate(layouts: Sequence[torch.Tensor]) -> list[torch.Tensor]:
 
 
 def piece_views(tensors: Sequence[torch.Tensor]) -> Iterator[memoryview]:
-    """Yield a writable view of each piece of tensors that `allocate` returned."""
+    """Yield a writable view of each piece (PIECE_BYTES or less) of the tensors, which `allocate` has returned."""
     for tensor in tensors:
         flat = tensor.as_strided((tensor.numel(),), (1,))
         view = flat.view(torch.uint8).numpy().data if tensor.nbytes else memoryview(bytearray())

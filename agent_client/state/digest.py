@@ -28,7 +28,10 @@ class Piece:
 
 @dataclass(slots=True)
 class PendingDigest:
-    """Copy of a window's bytes, one CPU tensor per device. The copies are complete once all `events` have completed."""
+    """Bytes of a window (a part of the tensors), copied to one CPU tensor per device. `read` computes their digest.
+
+    The copies are complete once all `events` have completed.
+    """
 
     copies: list[Tensor]
     events: list[torch.cuda.Event]
@@ -62,7 +65,8 @@ class Digests:
         Args:
             tensors: The tensors. Only the local shard of a sharded tensor is used.
             number: Number of the window, modulo the number of windows.
-            of: Returns the tensor of the same shape to use instead of a given tensor, or None to leave it out.
+            of: Maps a tensor to the one to digest instead, such as its gradient, which must have the same shape, or to
+                None to leave it out.
         """
         names = list(map(id, tensors))
         if names != self._names:
@@ -89,7 +93,7 @@ class Digests:
 
 
 def windows(sizes: Sequence[tuple[int, int]], window_bytes: int = WINDOW_BYTES) -> list[list[Piece]]:
-    """Divide tensors into windows, so that each element is in exactly one window.
+    """Divide tensors into windows (lists of pieces), so that each element is in exactly one window.
 
     Args:
         sizes: (number of elements, bytes per element) of each tensor.

@@ -40,7 +40,7 @@ _RANK = re.compile(r"rank-(\d+)")
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """Location of one tensor of a part: in the part's file, and, for a shard, inside the whole tensor."""
+    """Location of one tensor in a rank's file and, if the tensor is a shard, inside the whole tensor."""
 
     name: str
     """Path of the tensor in the state, joined with dots. On ranks other than 0, it begins with the rank unless the
@@ -85,9 +85,9 @@ class Part:
 
 
 def freeze(state: State, rank: int, find_shards: Callable[[], Shards]) -> FrozenState:
-    """Copy a state to the CPU. `state` contains descriptions (shards.py) in place of sharded tensors.
+    """Copy the state of rank `rank` to the CPU. `state` contains descriptions (shards.py) in place of sharded tensors.
 
-    `find_shards` returns the sharding, and is called only if `state` contains a description.
+    `find_shards` returns a `Shards` for the current sharding, and is called only if `state` contains a description.
 
     Raises:
         TypeError, ValueError: An entry cannot be stored. The message contains its path.
@@ -116,9 +116,10 @@ def freeze(state: State, rank: int, find_shards: Callable[[], Shards]) -> Frozen
 def write_part(
     folder: Path, state: FrozenState, *, step: int, quorum_id: int, rank: int, ranks: int, disk: list[int]
 ) -> None:
-    """Write the part of one rank into a new folder `folder`. The part is complete once this folder exists.
+    """Write the part of rank `rank` into a new folder `folder`. The part is complete once this folder exists.
 
-    `disk` lists the ranks whose parts are in the same checkpoint folder.
+    `step` and `quorum_id` are the tag of the state, and `ranks` is the number of ranks in the group. `disk` lists the
+    ranks whose parts are in the same checkpoint folder.
     """
     temporary = folder.with_name(f"{folder.name}.saving")
     shutil.rmtree(temporary, ignore_errors=True)
@@ -159,8 +160,9 @@ def read_parts(folder: Path) -> dict[int, Part]:
 def read_state(folder: Path, parts: Mapping[int, Part], rank: int, find_shards: Callable[[], Shards]) -> State:
     """Read the state of one rank, with its tensors on the CPU.
 
-    `parts` is the result of `read_parts`. `find_shards` returns the current sharding, and is called only if the saved
-    state is sharded. Raise CorruptState, which names the folder, if the checkpoint is damaged or lacks chunks.
+    `parts` is the result of `read_parts`. `find_shards` returns a `Shards` for the current sharding, and is called only
+    if the saved state is sharded. Raise CorruptState, which names the folder, if the checkpoint is damaged or
+    incomplete.
     """
     part = parts[rank]
     shards = find_shards() if any(chunk.layout for chunk in part.chunks) else None
@@ -184,7 +186,7 @@ def read_state(folder: Path, parts: Mapping[int, Part], rank: int, find_shards: 
 
 
 def write_metadata(folder: Path, parts: Mapping[int, Part]) -> None:
-    """Write DCP's own index of a checkpoint, so that other programs can load the checkpoint with DCP."""
+    """Write the index of torch.distributed.checkpoint (DCP), with which other programs can load the checkpoint."""
     from torch.distributed.checkpoint import FileSystemWriter
     from torch.distributed.checkpoint.storage import WriteResult
 
@@ -203,7 +205,10 @@ def sync_folder(folder: Path) -> None:
 
 
 def _leaves(node: State, path: tuple[Any, ...]) -> Iterator[tuple[tuple[Any, ...], dict[str, Any] | None]]:
-    """Yield the path of each tensor and, if it is sharded, its description. The order is that of `disassemble`."""
+    """Yield the path and the description (shards.py) of each tensor, in the order of `disassemble`.
+
+    The description of an unsharded tensor is None.
+    """
     if isinstance(node, torch.Tensor | bytes | np.ndarray):
         yield path, None
     elif is_description(node):
@@ -284,7 +289,7 @@ def _read_tensors(
             return by_name[index.fqn]
 
         def commit_tensor(self, read_item: ReadItem, tensor: torch.Tensor) -> None:
-            """Do nothing, because `tensor` is already a view of the target."""
+            """Do nothing. DCP has already copied the data, because `tensor` is a view of the target."""
 
     metadata = _metadata(parts)
     items: list[ReadItem] = []

@@ -25,7 +25,7 @@ _KEYS = {"shard", "shape", "stride", "mesh", "placements"}
 
 
 class Shards:
-    """Replaces the sharded tensors in a state with descriptions, and descriptions with sharded tensors."""
+    """Replaces sharded tensors in a state with descriptions (dicts that contain this rank's shard), and vice versa."""
 
     def __init__(self, parameters: Iterable[torch.Tensor]) -> None:
         """Find the device meshes over which the parameters are sharded.
@@ -76,7 +76,7 @@ class Shards:
 
     @contextmanager
     def _layout(self, description: dict[str, Any]) -> Generator[tuple[DeviceMesh, list[Any], torch.Size]]:
-        """Yield the mesh, placements and shape of a described tensor. Convert errors in the context to CorruptState."""
+        """Yield mesh, placements and shape of a described tensor. Errors in the `with` block become CorruptState."""
         try:
             placements = [_placement(*fields) for fields in description["placements"]]
             yield self._meshes[description["mesh"]], placements, torch.Size(description["shape"])
@@ -111,7 +111,7 @@ def is_description(node: object) -> TypeGuard[dict[str, Any]]:
 
 
 def without_descriptions(state: State) -> State:
-    """Return `state` with each description replaced by its shard, which must be the whole tensor."""
+    """Return `state` with each description replaced by its shard. Each shard must contain the whole tensor."""
     return _map(state, is_description, lambda description: description["shard"])
 
 

@@ -58,7 +58,7 @@ def has_no_gaps(shape: Sequence[int], strides: Sequence[int]) -> bool:
 
 
 def in_memory_order(tensor: torch.Tensor) -> torch.Tensor:
-    """Return a view of `tensor` whose row-major order is the memory order of a copy (see `kept_strides`)."""
+    """Return a view of `tensor` with its dimensions sorted by `kept_strides`, from large to small."""
     strides = kept_strides(tensor)
     return tensor.permute(sorted(range(tensor.dim()), key=lambda dim: -strides[dim]))
 
@@ -76,7 +76,10 @@ class StateMismatch(Exception):
 
 
 class DoesNotFit(StateMismatch):
-    """Raised if a received state does not match the local model or optimizer. Another source would not help."""
+    """Raised if a received state does not match the local model or optimizer.
+
+    A retry with another peer would not help.
+    """
 
 
 def snapshot(state: State) -> State:

@@ -102,7 +102,7 @@ class TrainState:
         return any(optimizer is getattr(each, "wrapped", each) for each in registered)
 
     def has_part(self, part: object) -> bool:
-        """Return whether `part`, such as a scheduler, is a registered entry or an attribute of one."""
+        """Return whether `part`, such as a scheduler, is a registered entry, or is held in an attribute of one."""
         for registered in self.others.values():
             held = [registered, *getattr(registered, "__dict__", {}).values()]
             held += [each for container in held if isinstance(container, list | tuple) for each in container]
@@ -154,9 +154,10 @@ class TrainState:
         self._moving["others"] = snapshot(states)
 
     def in_place(self) -> dict[str, State]:
-        """Return the state as it was when the step began. It is valid until the vote.
+        """Return the state as it was when the step began, mostly without a copy.
 
-        Only parts that may change before the vote are copied. Any thread may call this until the vote.
+        Only what may change before the vote was copied, so the result is valid until the vote. Until then, any thread
+        may call this.
         """
         if not self._moving:
             self.begin_step()
@@ -193,7 +194,7 @@ class TrainState:
                 )
 
     def register_schedulers(self) -> None:
-        """Register the schedulers of the registered optimizers. Calls after the first one do nothing."""
+        """Find all schedulers of registered optimizers in this process, and register them. Later calls do nothing."""
         if self._looked_for_schedulers:
             return
         self._looked_for_schedulers = True
@@ -208,7 +209,7 @@ class TrainState:
             log.info("a %s drives the registered optimizer: it heals as %r in the TrainState", name, name)
 
     def unregistered_schedulers(self, live: Sequence[Any]) -> list[Any]:
-        """Return the `live` schedulers that drive a registered optimizer without being registered, sorted by name.
+        """Return those of the schedulers `live` that drive a registered optimizer but are not registered themselves.
 
         Schedulers inside another scheduler, such as SequentialLR, are left out.
         """
@@ -222,9 +223,9 @@ class TrainState:
         return sorted(found, key=lambda scheduler: type(scheduler).__name__)
 
     def find_moved(self) -> str:
-        """Return the name of a parameter that has changed since the step began, or an empty string.
+        """Return the name of a parameter that has changed since the step began, or an empty string if none has.
 
-        The first change sets `stands_still` to False permanently. Later calls return an empty string.
+        Only the first change is reported. It sets `stands_still` to False, and later calls return an empty string.
         """
         moved = {id(tensor) for tensor, version, place in self._marks if _mark_of(tensor) != (version, place)}
         moved |= {id(tensor) for tensor, sample in self._samples if not torch.equal(_sample(tensor), sample)}
@@ -377,7 +378,7 @@ class Scalers:
         self._begun = []
 
     def _find(self) -> list[torch.amp.GradScaler]:
-        """Return the registered scalers, and those that a registered entry holds, such as timm's NativeScaler."""
+        """Return the registered scalers, and those in attributes of registered entries (as in timm's NativeScaler)."""
         entries: Any = self.state.others.values()
         held: chain[Any] = chain(entries, *(getattr(entry, "__dict__", {}).values() for entry in entries))
         return [each for each in held if issubclass(type(each), torch.amp.GradScaler)]

@@ -51,7 +51,7 @@ class CorruptState(Exception):
 
 
 def disassemble(state: State) -> tuple[Json, list[torch.Tensor]]:
-    """Return the skeleton and the tensors of `state`. The tensors are not copied.
+    """Split `state` into a JSON skeleton and the list of its tensors. The tensors are not copied.
 
     Raises:
         TypeError, ValueError: An entry cannot be encoded, is nested too deeply, or contains itself.

@@ -376,7 +376,7 @@ class Agent:
         return self._machine.share.slots_of_rank(self.group_rank, self.group_world_size)
 
     def slot(self) -> tuple[int, int]:
-        """Return the single entry of `slots()`.
+        """Return (index, count) of the only microbatch of this rank, which is the single entry of `slots()`.
 
         Raises:
             ConfigurationError: The mode is CONSTANT_BATCH, in which a rank may have several microbatches.
@@ -437,8 +437,8 @@ class Agent:
             within_group: Whether to average also over the ranks in the replica group. Pass False if the ranks hold
                 different shards.
             name: Name of the tensor in error messages. All groups must use the same name.
-            followed_by: Reductions that are certain to follow directly, in this order. The groups then compare all of
-                them in a single exchange.
+            followed_by: Name, number of elements and dtype of each reduction that is certain to follow directly, in
+                order. The groups then compare all of them in a single exchange.
 
         Returns:
             A future that completes with `tensor`.
@@ -478,8 +478,8 @@ class Agent:
         several modules use the Agent, the step is discarded instead. A StepSampler does not return the batch again in
         this epoch, unless the step is discarded.
 
-        In a step with several batches, call this under `no_sync()` for all batches but the last. Such a batch adds
-        nothing to the gradients. Skipping the last batch also drops this rank's gradients of the other batches.
+        In a step with several batches, call this under `no_sync()` to skip any batch but the last. Such a batch then
+        adds nothing to the gradients. Skipping the last batch also drops this rank's gradients of the other batches.
 
         Args:
             reason: Reason to log. The log also contains the sample indices if the batch comes from a StepSampler.

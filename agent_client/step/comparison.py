@@ -182,7 +182,7 @@ class Comparison:
     def agree_on_options(self) -> None:
         """Agree on options with the other participants, in the first step under a quorum.
 
-        With different values, one group would leave out a collective, or apply a step that the others discard.
+        Groups with different options would run different collectives, or one would apply a step that another discards.
         """
         payload = (self.config.check_state_every, self.checks_finite, self._may_announce_ahead)
         rows = self.exchange(Announced(Kind.OPTIONS), payload=payload)
@@ -235,7 +235,10 @@ class Comparison:
                 self._reject_state(assignment, wrong, times)
 
     def _exchange_digests(self, kind: Kind, own: Digest | None) -> list[Digest | None]:
-        """Exchange digests. Return those of all participants by replica_rank. Raise RuntimeError if the step fails."""
+        """Exchange digests. Return those of all participants by replica_rank. Raise RuntimeError if the step fails.
+
+        A digest (also `own`) is None if the participant's values are not compared.
+        """
         rows = self.exchange(self._announcement(kind), payload=(own is not None, *(own or (0, 0))))
         if rows is None:
             raise RuntimeError(self.machine.failure or "the digests were not compared")
@@ -244,8 +247,8 @@ class Comparison:
     def _reject_state(self, assignment: Assignment, wrong: Sequence[int], times: int) -> None:
         """Discard the step, because the participants computed their gradients with different states.
 
-        `wrong` contains the replica ranks of the minority. Their states become invalid, so they must heal, or exit if
-        they have differed too often. `times` is how often they have differed, including now.
+        `wrong` contains the replica ranks of the minority. Their states become invalid, so they must heal, or exit once
+        `times` reaches MAX_DIVERGENCES. `times` is how often one of them has differed, including now.
         """
         machine, names = self.machine, assignment.replica_ids
         others = ", ".join(name for place, name in enumerate(names) if place not in wrong)
@@ -271,7 +274,7 @@ class Comparison:
         return bool(assignment.catching_up)
 
     def compare_gradients(self, digest: PendingDigest) -> str:
-        """Compare the averaged gradients. Return the reason if this rank must not apply its own later, or else ""."""
+        """Compare the averaged gradients. Return "", or why this rank must not apply its own when it catches up."""
         assignment, reasons = self.machine.assignment, list[str]()
         assert assignment is not None
 
@@ -297,7 +300,7 @@ class Comparison:
     def announce_reduction(
         self, tensor: torch.Tensor, name: str, flags: Flag, following: Sequence[Part] = ()
     ) -> list[str] | None:
-        """Announce a reduction, and the reductions `following` that are certain to come directly after it.
+        """Announce a reduction with `flags`, and the reductions `following` that are certain to come directly after it.
 
         Return the replica ids of the groups whose tensor is not finite, or None if the exchange has failed the step.
         """
@@ -343,10 +346,11 @@ class Comparison:
         flags: Flag = Flag.NONE,
         payload: Sequence[int] = (),
     ) -> list[Row] | None:
-        """Exchange announcements with all participants. The announcements must match, unlike `flags` and `payload`.
+        """Exchange announcements with all participants. Return their rows by replica_rank.
 
-        Return the participants' rows by replica_rank. If the announcements differ or a peer is lost, fail the step and
-        return None.
+        The announcements must match, but `flags` and `payload` may differ. If the announcements differ, a peer is lost,
+        or the exchange takes longer than `within_s` seconds (default: `attempt.limit_s`), fail the step and return
+        None.
         """
         machine, assignment = self.machine, self.machine.assignment
         assert assignment is not None

@@ -143,7 +143,10 @@ def _keeper(reader: Variables, rank: int, ranks: int) -> KeeperPlace | None:
 
 
 def owner_name(job: str, replica_id: str, incarnation: str, rank: int, ranks: int) -> str:
-    """Return a rank's name for the headers of its buffers. A rank ignores a buffer with another name."""
+    """Return the name of a rank in the headers of the buffers that keep copies of its state.
+
+    A rank ignores a buffer with another name. `ranks` is the size of the rank's group.
+    """
     return json.dumps([job, replica_id, incarnation, rank, ranks])
 
 

@@ -113,7 +113,7 @@ class RankRound:
     def gather(self, own: bytes, operation: str, *, waits_for: str = "") -> list[list[bytes]]:
         """Send `own` to all ranks. Return the bytes of all ranks as [replica_rank][group_rank].
 
-        `lighthouse ranks` shows `operation`, and a wait for `waits_for` if that is not empty.
+        Meanwhile, `lighthouse ranks` shows a wait for `waits_for` if that is given, or else the collective `operation`.
 
         Raises:
             EvaluationInterrupted: A rank was lost or does not take part. Either all ranks in a group raise this or none
@@ -251,7 +251,10 @@ def _run(
 
 
 def _outcome(opened: RankRound, received: list[bytes], first: int, what: str) -> Any:
-    """Return the result that group `first` sent, or raise EvaluationFailed if one of its ranks sent an error."""
+    """Return the result that rank 0 of group `first` has sent.
+
+    `received` contains what each rank in that group has sent. Raise EvaluationFailed if any of them has sent an error.
+    """
     for group_rank, payload in enumerate(received):
         if payload.startswith(ERROR):
             text = payload[len(ERROR) :].decode(errors="replace")

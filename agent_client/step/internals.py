@@ -165,12 +165,18 @@ class Internals:
             self.manager.ensure_watched()
 
     def _revoke(self, quorum_id: int | None, reason: str) -> None:
-        """Abort the collectives and transfers of a revoked quorum. Runs on the watch's thread."""
+        """Abort the collectives and state transfers of a revoked quorum, or of every quorum if `quorum_id` is None.
+
+        Called on the thread that watches the manager.
+        """
         self.peers.revoke(quorum_id, reason)
         self.healing.revoke(quorum_id, reason)
 
     def _abort_group(self, reason: str) -> None:
-        """Abort everything that is waiting for other ranks in this group. Runs on the watch's thread."""
+        """Abort all waits for other ranks, because a rank in this group was lost.
+
+        Called on the thread that watches the manager.
+        """
         self._revoke(None, reason)
         if self.place.group is not None:
             self.place.group.abort()
@@ -209,7 +215,10 @@ class Internals:
         self.runner.requests_late = True
 
     def catch_up_for(self, optimizer: Optimizer) -> CatchUpDriver | None:
-        """Return the driver that steps `optimizer` after a commit, or None if `heal_mode` is not "catch_up"."""
+        """Make the catch-up driver step `optimizer` after each commit, and return the driver.
+
+        Return None if `heal_mode` is not "catch_up".
+        """
         if self.catch_up is not None:
             self.catch_up.attach(optimizer)
         return self.catch_up
@@ -223,8 +232,8 @@ class Internals:
         """Register `reduce_again`, which reduces the gradients of the current step once more.
 
         If a peer is lost in a step, the Agent requests another quorum and calls `reduce_again`, so the script need not
-        compute the gradients again. This requires that `count_kept`, the number of reductions that `reduce_again` can
-        repeat, equals the number of reductions in the step.
+        compute the gradients again. It does so only if `reduce_again` can repeat all reductions of the step.
+        `count_kept` returns how many it can repeat.
         """
         world_size = self.machine.world_size
         if world_size.mode is not WorldSizeMode.DYNAMIC:
@@ -266,7 +275,7 @@ class Internals:
 
     @never_compiled
     def last_slot(self) -> tuple[int, int]:
-        """Return this rank's index among all ranks in the last quorum, and their number. Wait for the first quorum."""
+        """Return (index, count) of this rank among all ranks in the last quorum. Wait for the first quorum."""
         self.wait_first_quorum()
         return slot_among_all(self.runner.last, self.place.group_rank, self.place.group_world_size)
 
@@ -276,7 +285,7 @@ class Internals:
         return self.machine.ended, self.machine.moves, self.machine.accumulates
 
     def record_source(self, data: DataChoice, *, is_whole_step: bool = True) -> None:
-        """Record the source of the current step's batches. The step's quorum must be known.
+        """Record `data`, the sampler settings for the current step's batches. The step's quorum must be known.
 
         `is_whole_step` is False if this rank also draws other batches for the step.
         """
@@ -314,10 +323,11 @@ class Internals:
     def begin_step(self, *, has_computed: bool | None = None) -> None:
         """Begin a step if none is in progress.
 
+        If `has_computed` is None and a backward pass was abandoned, first vote on its step, which discards that step.
+
         Args:
             has_computed: Whether the script has already computed something for this step, so no peer's state may be
-                installed. None means True inside a backward pass, and False elsewhere. With None, if an earlier
-                backward pass was abandoned, first discard its step by voting on it.
+                installed. By default (None), this is True inside a backward pass, and False elsewhere.
         """
         machine = self.machine
         if has_computed is None:
@@ -346,9 +356,10 @@ class Internals:
             self.keeper.keep(self.position())
 
     def restore_kept(self, above: Tag | None = None) -> bool:
-        """Restore the state that this rank's supervisor has kept, if it is newer than the current state and `above`.
+        """Restore the state that this rank's supervisor has kept. Return False if there is none of a later step.
 
-        Return whether a state was restored. All ranks in the group call this together, before their first step.
+        The step must be later than that of the current state and, if given, of the tag `above`. All ranks in the group
+        call this together, before their first step.
         """
         keeper, place = self.keeper, self.place
         if keeper is None:
@@ -476,7 +487,7 @@ class Internals:
 
     @never_compiled
     def begin_backward(self) -> None:
-        """Record that a backward pass is starting to reduce gradients. Unless abandoned, `end_backward` follows."""
+        """Record that a backward pass starts to reduce gradients. Unless it is abandoned, `end_backward` follows."""
         self.machine.is_in_backward = True
 
     @never_compiled
@@ -656,7 +667,7 @@ class Internals:
         return bool(self.parts) and all(part.skip_microbatch() for part in self.parts)
 
     def contribute_nothing(self) -> bool:
-        """Reduce zeros instead of this rank's gradients. If this is impossible, disconnect and return False."""
+        """Reduce zeros instead of this rank's gradients. If that fails, disconnect from the peers and return False."""
         self.wait_quorum()
         machine = self.machine
         if len(self.parts) == 1 and not machine.has_reduced and machine.failure is None:

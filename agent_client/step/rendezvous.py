@@ -80,7 +80,10 @@ def rendezvous(env: Environment, config: AgentConfig) -> tuple[str, GroupPlace]:
 
 
 def _connect_ranks(env: Environment, config: AgentConfig, presence: Presence) -> tuple[str, GroupPlace]:
-    """Connect the ranks in a group. Each shows its presence to the manager, which can then name the missing ranks."""
+    """Connect the ranks in a group. Return the manager's address, and this rank's position in the group.
+
+    Meanwhile, `presence` shows the manager that this rank is waiting, so the manager can name the missing ranks.
+    """
     rank, size = env.group_rank, env.group_world_size
     if env.manager:
         presence.show(env.manager)

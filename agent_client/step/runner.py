@@ -319,10 +319,10 @@ class StepRunner:
                 self._reject(name)  # without a comparison, the group at fault is unknown
 
     def _reject(self, name: str, wrong: Sequence[str] = ()) -> bool:
-        """Discard the step because the gradient `name` is not finite. If a GradScaler may skip it, only return True.
+        """Discard the step because the gradient `name` is not finite, unless a GradScaler may skip it.
 
-        The groups in `wrong`, whose own gradients are not finite, report this. If there are none, only the mean is not
-        finite, and the first group reports this.
+        `wrong` contains the groups whose own gradients are not finite, and each of them reports this. If it is empty,
+        only the mean is not finite, and the first group reports this. Return True if the step was not discarded.
         """
         if self.scalers.may_skip or may_skip():
             return True
@@ -347,7 +347,7 @@ class StepRunner:
         """Check before the vote that every participant has reached the end of the step.
 
         In the first step under a quorum, also check that all have run the same number of collectives. In later steps,
-        the next announcement would reveal a difference, so run a collective only if nothing was reduced in the step.
+        run a collective only if nothing was reduced in the step. The next announcement then reveals a different number.
         """
         if self.comparison.compares_end and self.machine.failure is not None:
             self.peers.drop()  # disconnect, because the others are waiting in an exchange
@@ -466,7 +466,7 @@ def log_quorum(before: Assignment | None, now: Assignment) -> None:
 
 
 def in_order(tensor: torch.Tensor) -> torch.Tensor:
-    """Return the tensor, or a contiguous copy if its memory has gaps or another order, because gloo sums memory."""
+    """Return `tensor`, or a contiguous copy if its memory has gaps or another order, because gloo ignores strides."""
     return tensor.contiguous() if tensor.layout is torch.strided else tensor
 
 
@@ -508,9 +508,10 @@ class BackgroundThread:
         self._thread.start()
 
     def submit(self, task: Callable[[], T], done: "Future[T] | None" = None) -> "Future[T]":
-        """Queue `task`. Return its future, which cannot be cancelled, because the other ranks expect the task to run.
+        """Queue `task`, and return the future of its result, which is `done` if given.
 
-        After `close`, no task runs, and the future fails with AgentError.
+        The future cannot be cancelled, because the other ranks expect the task to run. After `close`, no task runs, and
+        the future fails with AgentError.
         """
         done = Future() if done is None else done
         done.set_running_or_notify_cancel()

@@ -110,8 +110,9 @@ def refuse_step_in_backward(optimizer: Optimizer, state: TrainState) -> None:
 
 
 def refuse_live_objects(state: TrainState, *, has_reduced: bool) -> None:
-    """Raise ConfigurationError for live objects that would make the groups diverge. Call this before the first vote.
+    """Raise ConfigurationError if an object in this process would make the groups diverge.
 
+    The check covers DistributedDataParallel wrappers, GradScalers and schedulers. Call this before the first vote.
     `has_reduced` is True if the Agent has reduced gradients in this step.
     """
     live = live_objects(parallel.DistributedDataParallel, torch.amp.GradScaler, LRScheduler)

@@ -45,7 +45,7 @@ class StopSignals:
         self._has_failed = False
 
     def install(self) -> None:
-        """Handle the signals for which the script has no handler. Call this in the main thread."""
+        """Handle SIGTERM, SIGHUP and SIGQUIT unless the script handles or ignores them. Call in the main thread."""
         if threading.current_thread() is not threading.main_thread():
             return
         for number in SIGNALS:

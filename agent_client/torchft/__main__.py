@@ -24,7 +24,7 @@ ALONE = (
 
 
 def run_module(module: str, before: Callable[[], None] = lambda: None) -> None:
-    """Call install() and then `before`. Then run a module as the main module, with this process's arguments."""
+    """Call install() and `before`, then run a module as `__main__`. It sees this process's command-line arguments."""
     install()
     before()
     refuse_to_train_alone()

@@ -254,10 +254,13 @@ class ManagerClient:
 
 
 class Channel(SyncClient):
-    """Connection to a server that raises torchft's exceptions instead of ours."""
+    """Client of a server. Its methods raise torchft's exceptions, RuntimeError and TimeoutError, instead of ours."""
 
     def __init__(self, addr: str, connect_timeout: timedelta, files: TlsFiles = NO_FILES) -> None:
-        """Connect to a manager, or with the TLS `files` to a lighthouse. Raise RuntimeError if there is no answer."""
+        """Connect to a server. Raise RuntimeError if it does not answer within `connect_timeout`.
+
+        `files` are the TLS files for a lighthouse. A manager needs none.
+        """
         with _torchft_errors():
             super().__init__(parse_coordinator(addr, "addr", default_port=None).with_files(files), ())
         try:
@@ -268,7 +271,7 @@ class Channel(SyncClient):
             raise RuntimeError(f"failed to connect: {e}; {advice}") from None
 
     def call(self, rpc: Rpc[T], timeout: timedelta) -> T:
-        """Execute `rpc` and return its answer. Fail immediately if the server is down."""
+        """Execute `rpc` within `timeout` and return its answer. Fail immediately if the server is down."""
         with _torchft_errors():
             return self.invoke(dataclasses.replace(rpc, timeout_s=timeout.total_seconds(), wait_for_ready=False))
 

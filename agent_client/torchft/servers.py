@@ -80,7 +80,7 @@ class ManagerServer(_Server):
 
     Args:
         replica_id (str): Name of the group, or torchft's name:uuid. The uuid is ignored, because our manager
-            chooses its own incarnation.
+            creates its own.
         lighthouse_addr (str): Address of the lighthouse.
         hostname (str): Name by which peers can reach this host.
         bind (str): Address to listen on. Port 0 selects a free port.
@@ -129,9 +129,10 @@ class ManagerServer(_Server):
 
 
 def _end_with_manager(status: int) -> None:
-    """Exit this process if `status` shows that the manager has exited because of a kill request.
+    """Exit this process if `status`, the manager's exit status, is that of a killed manager.
 
-    Such a request applies to the whole group. With torchft, the manager runs in this process, so both would exit.
+    A kill request applies to the whole group. It would also end this process with torchft's own manager, which runs
+    inside the process.
     """
     if status != _KILLED:
         log.error("the group's manager ended (status %d); its ranks will get no quorum", status)

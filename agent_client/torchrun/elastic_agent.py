@@ -24,7 +24,10 @@ _MARK = "lighthouse_torchrun"
 
 
 def extend() -> None:
-    """Patch torch's elastic agent. Other rendezvous handlers are not affected. Further calls do nothing."""
+    """Patch torch's elastic agent for LighthouseRendezvous. Further calls do nothing.
+
+    Agents that use another rendezvous handler behave as before.
+    """
     for wrapper in (_monitor_workers, _rendezvous, _invoke_run):
         name = wrapper.__name__
         original = getattr(LocalElasticAgent, name, None)

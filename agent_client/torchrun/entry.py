@@ -15,7 +15,7 @@ def get_handler() -> "Callable[[RendezvousParameters], RendezvousHandler]":
 
 
 def create_handler(params: "RendezvousParameters") -> "RendezvousHandler":
-    """Create the rendezvous handler, and patch torchrun's agent for it."""
+    """Create the handler for `--rdzv-backend lighthouse`, and patch torchrun's agent to support it."""
     from agent_client.torchrun.elastic_agent import extend
     from agent_client.torchrun.handler import create
 

@@ -183,7 +183,7 @@ class LighthouseRendezvous(RendezvousHandler):
         """Leave the run. A node that was in a round ends the run for all nodes, as with torchrun's own backend.
 
         Returns:
-            True if the lighthouse has confirmed this.
+            False if the lighthouse has not confirmed the end of the run within `close_timeout`, otherwise True.
         """
         node, self._is_shut_down = self._node, True
         if node is None:
@@ -208,7 +208,7 @@ class LighthouseRendezvous(RendezvousHandler):
     def is_lost_elsewhere(self) -> bool:
         """Return whether the round has ended because another node was lost or wants to join.
 
-        If so, a failure of this node's workers is only a consequence. Wait up to `loss_timeout` for the lighthouse to
+        If so, this node's workers have failed only as a consequence. Wait up to `loss_timeout` for the lighthouse to
         report that the round has ended.
         """
         node = self._node
@@ -219,7 +219,10 @@ class LighthouseRendezvous(RendezvousHandler):
     # -- a round
 
     def _join_round(self, node: Node, joined: Run, ends_at: float) -> RendezvousInfo | None:
-        """Connect to the store of the round `joined`. Return None if that round has ended or `ends_at` has passed."""
+        """Connect to the store of the round `joined`, and return the information that torchrun's agent needs.
+
+        Return None if the round has ended or `ends_at` (a time.monotonic() value) has passed.
+        """
         store = self._serve(node, joined, ends_at) if joined.rank == 0 else None
         while store is None and not node.is_over and time.monotonic() < ends_at:
             store = self._connect(node, joined, ends_at)
@@ -241,7 +244,8 @@ class LighthouseRendezvous(RendezvousHandler):
         """Serve the store of the round `joined`, and publish its address. Return None if that round has ended.
 
         Raises:
-            RendezvousConnectionError: The lighthouse has not stored the address before `ends_at`.
+            RendezvousConnectionError: The lighthouse has not stored the address before `ends_at`, a time.monotonic()
+                value.
         """
         store = TCPStore(self._host, 0, is_master=True, wait_for_workers=False, timeout=STORE_TIMEOUT)
         self._served = store  # drops the reference to the store of the previous round
@@ -270,7 +274,10 @@ class LighthouseRendezvous(RendezvousHandler):
         return None
 
     def _connect(self, node: Node, joined: Run, ends_at: float) -> TCPStore | None:
-        """Try once to connect to the store of the round `joined`. If this fails, wait briefly and return None."""
+        """Try once to connect to the store of the round `joined`. If this fails, wait briefly and return None.
+
+        Wait for the address of the store until `ends_at`, a time.monotonic() value.
+        """
 
         def published() -> Address:
             _, keys = self._client.get_keys(joined.number, KeyKind.ITERATION, _STORE, timeout_s=CALL_TIMEOUT_S)

@@ -69,7 +69,7 @@ class Node(DriverThread):
     def is_over(self) -> bool:
         """True if the run has ended, or the current round has ended because a node was lost, failed or wants to join.
 
-        Once this node has finished, the completion of the run and the loss of the lighthouse do not count, so that the
+        After finish(), the completion of the run or the loss of the lighthouse does not make this True, so that the
         other nodes can finish, too.
         """
         if self._has_finished and isinstance(self.outcome, RunCompleted):
@@ -92,10 +92,12 @@ class Node(DriverThread):
     # -- requests
 
     def join(self, limit_s: float) -> events.Run | None:
-        """Leave the current round, and wait for the next one that includes this node. A spare waits without limit.
+        """Leave the current round, and wait for the next one that includes this node.
+
+        A spare (a node beyond the maximum number of nodes) waits without limit.
 
         Returns:
-            The round, or None if none formed within `limit_s`, the node has left, or the run has ended (`outcome`).
+            The round. None if none formed within `limit_s` seconds, the node has left, or the run has ended.
         """
         ends_at = time.monotonic() + limit_s
         with self._changed:

@@ -158,7 +158,7 @@ class CheckpointFolder:
         return path
 
     def _save_last(self, within_s: float) -> None:
-        """Save the group's last step before its host is taken away, within `within_s` seconds."""
+        """Save the group's last step before its host is preempted. Wait up to `within_s` seconds for the write."""
         path = self.save()
         if path is not None and self.wait(within_s):
             log.info("%s: wrote the last step before this host ends", path)
@@ -233,9 +233,10 @@ class CheckpointFolder:
     # -- called by all ranks together, before the first step or at the first save
 
     def _prepare(self) -> dict[Tag, Path]:
-        """Find out which ranks share the folder, remove incomplete saves of earlier processes, and return the rest.
+        """Find out which ranks share the folder, and remove incomplete checkpoints. Return the complete ones.
 
-        These checkpoints are foreign until `resume` succeeds, because a script may continue after its error.
+        The complete ones are never removed (`_foreign`) before `resume` returns, because a script may ignore an error
+        of `resume` and continue.
         """
         self.wait()
         nonce = self._sum([secrets.randbits(48) if self._rank == 0 else 0])[0]
@@ -275,7 +276,10 @@ class CheckpointFolder:
         return held
 
     def _usable(self, held: dict[Tag, Path], reasons: list[str]) -> dict[Tag, dict[int, Part]]:
-        """Return the parts of the checkpoints that this rank can load. Append to `reasons` why it cannot load one."""
+        """Return the parts, by rank, of each checkpoint in `held` that this rank can load.
+
+        Only the MOST_TAGS newest are read. For each that cannot be loaded, append the reason to `reasons`.
+        """
         usable: dict[Tag, dict[int, Part]] = {}
         for tag in sorted(held, reverse=True)[:MOST_TAGS]:
             try:
@@ -390,7 +394,10 @@ class CheckpointFolder:
         )
 
     def _complete(self, *, every: bool = False) -> None:
-        """Rename each hidden folder that has the parts of all ranks. Skip those of earlier processes unless `every`."""
+        """Rename each unfinished checkpoint (a hidden folder) that has the parts of all ranks to its final name.
+
+        Skip the checkpoints of earlier processes unless `every` is True.
+        """
         ending = re.compile(rf".*\.{self._nonce}(\.{self._rank})?")
         for path in list(self._folder.iterdir()):
             found = _UNFINISHED.fullmatch(path.name)
@@ -414,9 +421,10 @@ class CheckpointFolder:
             sync_folder(self._folder)
 
     def _rotate(self, saved: Tag) -> None:
-        """Remove old checkpoints after a save, except the newest ones and the newest that all ranks have.
+        """Remove old checkpoints, except the `keep` newest ones and the newest one that all ranks have.
 
-        Remove none if it is unknown which checkpoints the other ranks have. `saved` is the tag of the saved state.
+        `saved` is the tag (step and quorum) of the state that was just saved. Remove none if it is unknown which
+        checkpoints the other ranks have.
         """
         held = {tag: path for tag, path in self._held().items() if tag not in self._foreign}
         self._given_up |= {tag for tag in held if tag > saved}
@@ -434,9 +442,10 @@ class CheckpointFolder:
                 shutil.rmtree(removed, ignore_errors=True)
 
     def _held_by_ranks(self, own: Collection[Tag]) -> Sequence[Collection[Tag]] | None:
-        """Return the tags of the checkpoints that each rank had after its last save, or None if unknown.
+        """Return each rank's checkpoints after its last save, as tags (step and quorum), or None if unknown.
 
-        If the ranks share the folder, this is just `[own]`. Otherwise they exchange their tags in the group's store.
+        `own` has the tags of this rank. If the ranks share the folder, the result is just `[own]`. Otherwise they
+        exchange their tags in the group's store.
         """
         if len(self._disk) == self._ranks:
             return [own]
@@ -483,7 +492,10 @@ def _name(tag: Tag) -> str:
 
 
 def _was_common(path: Path) -> bool:
-    """Return whether all ranks had a checkpoint: they share the folder, or the checkpoint contains the file COMMON."""
+    """Return whether all ranks have had the checkpoint at `path`. If it is unreadable, assume that they have.
+
+    They have had it if they shared the folder, or if the checkpoint contains the file COMMON.
+    """
     try:
         part = next(iter(read_parts(path).values()))
     except (CorruptState, OSError):

@@ -69,7 +69,8 @@ class SharedBuffers:
 
     The groups train on different samples, so their statistics differ. Before the vote, all groups receive the buffers
     of the first participant that contributes. The buffers are sent as bytes, in a single reduction for all dtypes, so
-    the copies are bitwise equal. `find` returns the buffers. It is called each time, because a script may replace them.
+    the copies are bitwise equal. `find` returns the buffers. It is called whenever they are read or written, because a
+    script may replace them.
     """
 
     def __init__(self, agent: Agent, find: Callable[[], Sequence[Tensor]]) -> None:
@@ -143,8 +144,8 @@ class Salvage:
     """Keeps a step's gradients, so that they can be reduced again after the loss of a peer.
 
     The content of each bucket before its reduction is kept until the next backward pass. If a peer is lost, the kept
-    buckets are reduced again under the next quorum, in the same order as in a backward pass. So the reductions match
-    those of peers that also reduce again, and of peers that compute the step again.
+    buckets are reduced again under the next quorum, in the same order as in a backward pass. The reductions therefore
+    match those of the peers, whether a peer also reduces again or computes the step again.
     """
 
     agent: Agent
@@ -157,9 +158,10 @@ class Salvage:
     _marks: dict[int, tuple[int, int]] = field(default_factory=dict[int, tuple[int, int]])
 
     def count_kept(self) -> int:
-        """Return how many reductions of the current step `reduce_again` repeats.
+        """Return how many reductions of the current step reduce_again() would repeat.
 
-        Return 0 if the script has changed the gradients since, for example by clipping: `reduce_again` would undo this.
+        Return 0 if the script has changed the reduced gradients, for example by clipping, because reduce_again() would
+        undo the change.
         """
         if self._kept_in != self.agent.internals.progress.begun:
             return 0  # the kept buckets are those of an earlier step
@@ -192,7 +194,10 @@ class Salvage:
             log.info("salvage: %.1f MiB of gradients are kept for each step", held_bytes / MIB)
 
     def keep_used(self, used: Tensor, name: str) -> None:
-        """Keep `used`, the map of parameters that this rank has used. reduce_again() reduces it as `name`."""
+        """Keep `used`, torch's map of the parameters that this rank has used, for reduce_again().
+
+        `name` is the name of the map's reduction.
+        """
         self._used = used.clone(), name
 
     def reduce_again(self) -> None:
@@ -261,8 +266,9 @@ class DistributedDataParallel(parallel.DistributedDataParallel):
             agent: The Agent of this rank.
             salvage: What to do if a peer is lost in a step. If True, the gradients that the other groups have computed
                 are reduced again without the peer, and the step is committed. This takes memory for a second set of
-                gradients. If False, the step is discarded and the script repeats it. The same applies if the step has
-                reduced anything else, the script has changed the gradients, as by clipping, or uses a GradScaler.
+                gradients. If False, the step is discarded and the script repeats it. A step is discarded even with True
+                if it has reduced anything else, or if the script has changed the gradients (for example by clipping)
+                or uses a GradScaler.
             **options: Options of torch's class, except `process_group`, `static_graph`, `mixed_precision`,
                 `delay_all_reduce_named_params` and `skip_all_reduce_unused_params`. With `broadcast_buffers` (default
                 True), all groups copy the buffers of the first group at each commit.
@@ -404,7 +410,12 @@ class DistributedDataParallel(parallel.DistributedDataParallel):
         self._reset_reducer()
 
     def share_buffers(self) -> None:
-        """Start sharing the buffers. Raise torch's RuntimeError if some parameters were not used in the pass."""
+        """Start sharing the buffers with the other groups.
+
+        Raises:
+            RuntimeError: The backward pass has not used all parameters. The message is torch's.
+            ConfigurationError: A parameter has a gradient that is not averaged.
+        """
         for name, parameter in self.module.named_parameters():
             has_gradient = parameter.requires_grad and parameter.grad is not None
             if has_gradient and id(parameter) not in self._reduced and name not in self.parameters_to_ignore:
@@ -422,8 +433,8 @@ class DistributedDataParallel(parallel.DistributedDataParallel):
     def _drop_unreduced_pass(self) -> None:
         """Discard a pass that raised before it had reduced anything, so that the next pass belongs to the same step.
 
-        In a group of several ranks, this is impossible, because torch would wait for the other ranks. The next pass
-        then raises torch's own error.
+        Do nothing in a group of several ranks, because resetting torch's reducer would wait for the other ranks. The
+        next pass then raises torch's own error.
         """
         try:
             self.reducer._check_reducer_finalized()
@@ -475,7 +486,10 @@ class _GroupAmongGroups(ObservedGroup):
 
     @never_compiled
     def allreduce(self, tensors: list[Tensor], opts: object = None) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
-        """Set torch's map to 1 for each parameter that was used by any rank whose gradients count."""
+        """Reduce torch's map of used parameters over all groups, in place.
+
+        An entry becomes 1 if any rank whose gradients are averaged in this step has used the parameter, or else 0.
+        """
         [used] = tensors
         here = used.bool()
         if self.salvage is not None:
@@ -493,10 +507,11 @@ class _GroupAmongGroups(ObservedGroup):
         return f"{self.label}, used parameters"
 
     def _forget(self, uncounted: Tensor) -> None:
-        """Remove the gradients of the parameters in `uncounted`, used only by ranks whose gradients do not count.
+        """Remove the gradients of the parameters that are marked in `uncounted`.
 
-        For example, parameters that only a healing group used have no gradients in the other groups. If the step has
-        failed, keep the gradients until the step is discarded, because a GradScaler raises without gradients.
+        These parameters were used only by ranks whose gradients are not averaged in this step, such as those of a
+        healing group, so other groups have no gradients for them. If the step has failed, do nothing, because a
+        GradScaler raises an error if there are no gradients.
         """
         if self.agent.has_failed:
             return

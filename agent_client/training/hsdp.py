@@ -98,7 +98,11 @@ class _ShardedPart:
         return False
 
     def contribute_zeros(self) -> bool:
-        """Return False, because the other ranks in the group need this rank's backward pass for their collectives."""
+        """Reduce nothing and return False.
+
+        Zeros cannot replace this rank's gradients, because the other ranks in the group need its backward pass for
+        their collectives.
+        """
         return False
 
     def abandon_backward(self) -> None:

@@ -134,7 +134,7 @@ class OuterSteps(FaultTolerantOptimizer):
 
     @property
     def batches_committed(self) -> int:
-        """Number of batches before the current inner step, summed over all ranks."""
+        """Number of batches in all inner steps before the current one, summed over all ranks."""
         _, places = self._agent.internals.last_slot()
         return self._state.rank_batches + self._state.inner_steps * places
 
@@ -155,12 +155,13 @@ class OuterSteps(FaultTolerantOptimizer):
     def step(self, closure: Callable[[], float] | None = None) -> bool:
         """Take an inner step, and end the outer step if this was its last inner step.
 
-        The script must call this optimizer's `zero_grad` before its first inner step, because the ranks join in it.
+        The script must call this optimizer's `zero_grad` before its first inner step. That call connects this rank to
+        the other groups, and heals it if necessary.
 
         Returns:
-            False if this call ended an outer step that was discarded. The parameters are then those of the last
-            committed outer step. If the model is divided into fragments, this applies to the fragment of the discarded
-            outer step, and the others keep their local changes. Otherwise True.
+            False if this call ended an outer step that was discarded, otherwise True. A discarded outer step resets the
+            parameters to those of the last committed one. If the model is divided into fragments, only the fragment of
+            the discarded outer step is reset.
         """
         self.wrapped.step(closure)
         self._state.inner_steps += 1
@@ -170,10 +171,11 @@ class OuterSteps(FaultTolerantOptimizer):
         return self._state.inner_steps < self._interval or self._end_outer_step()
 
     def _join(self) -> None:
-        """Before the first inner step, run an outer step without inner steps, in which this rank heals if necessary.
+        """Prepare for the next inner step.
 
-        If the state was copied or saved in an outer step, complete this outer step: begin it again, and end it if all
-        of its inner steps were taken.
+        Before the first one, run an outer step without inner steps, in which this rank heals if necessary. If the state
+        was copied or saved while an outer step was in progress, begin that outer step again, and end it if all of its
+        inner steps were taken.
         """
         while self._agent.current_step == 0:
             self._begin_outer_step()
@@ -218,7 +220,7 @@ class OuterSteps(FaultTolerantOptimizer):
         raise NotImplementedError
 
     def _update_parameters(self, is_committed: bool) -> None:
-        """If the outer step was committed, update the global parameters. Then update the local parameters."""
+        """Update the global parameters if the outer step was committed. Then set the local parameters from them."""
         raise NotImplementedError
 
 
@@ -316,7 +318,8 @@ class DiLoCo(OuterSteps):
             fragments: Number of fragments of similar size, or a list with the module of each fragment. One fragment is
                 synchronized at a time. `sync_every` must be a multiple of the number of fragments.
             delay: Number of inner steps that overlap with the communication.
-            mixing: Share of the local parameters that a fragment keeps, from 0 to 1.
+            mixing: Weight of a fragment's local parameters when they are mixed with its global ones, from 0 (use only
+                the global ones) to 1.
             attempts: Number of attempts at an outer step. If all are discarded, the step's inner steps are lost.
 
         Raises:

@@ -160,8 +160,8 @@ class FaultTolerantOptimizer(Optimizer):
     def __getattr__(self, name: str) -> Any:
         """Return a public attribute of the wrapped optimizer, such as `train` and `eval` of a schedule-free one.
 
-        Private ones, such as `_step_supports_amp_scaling`, would make a GradScaler treat this object like the wrapped
-        optimizer.
+        Do not return private ones, such as `_step_supports_amp_scaling`. A GradScaler that found them would treat this
+        object like the wrapped optimizer.
         """
         if name == "wrapped" or name.startswith("_"):
             raise AttributeError(f"{type(self).__name__} has no attribute {name!r}", name=name, obj=self)
@@ -229,10 +229,10 @@ class _Together(Optimizer):
 class FaultTolerantScheduler(LRScheduler):
     """Learning-rate scheduler for loops that ignore the return value of `optimizer.step()`.
 
-    The loop calls step() after each optimizer step. If that was committed, the call steps the wrapped scheduler. If it
-    was discarded or skipped, the call does nothing. Register the wrapped scheduler in the TrainState, so that a healing
-    group copies its state. If `step()` is called several times after one optimizer step, as Accelerate does, all calls
-    take effect.
+    The loop calls step() after each optimizer step. The call steps the wrapped scheduler if the optimizer step was
+    committed, and does nothing if it was discarded or skipped. Register the wrapped scheduler in the TrainState, so
+    that a healing group copies its state. If `step()` is called several times after one optimizer step, as Accelerate
+    does, all calls take effect.
     """
 
     def __init__(self, scheduler: LRScheduler, agent: Agent) -> None:
@@ -240,7 +240,7 @@ class FaultTolerantScheduler(LRScheduler):
         self._agent = agent
 
     def step(self, *values: Any, **named: Any) -> None:
-        """Step the wrapped scheduler if the last training step was committed and no computation has begun since."""
+        """Step the wrapped scheduler if the last training step was committed and the next has not begun to compute."""
         if self._agent.was_committed:
             self.wrapped.step(*values, **named)
 

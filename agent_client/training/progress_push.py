@@ -126,7 +126,10 @@ class ProgressPush:
         self._push.start()
 
     def _receiver(self, replica_id: str) -> Send:
-        """Return the function that sends values. It runs on another thread, on which MLflow has no active run."""
+        """Return the function that sends values to the receiver. `replica_id` becomes part of the JSON for a URL.
+
+        The active run of W&B or MLflow is looked up here, because MLflow's is not known on the thread that sends.
+        """
         if not isinstance(self._to, str):
             return self._to
         library: Any = sys.modules.get(self._to)

@@ -37,7 +37,8 @@ class Draws:
         """Return the index, from 0, of this rank's next batch in the step. The rank has `of` batches per step.
 
         If the step was computed but not voted on, because a GradScaler skipped it, start again with its first batch.
-        `ended`, `moves` and `accumulates` are the values of these fields of StepMachine.
+        `ended` counts steps, and `moves` forward passes, reductions and votes. `accumulates` is True if the last
+        forward pass belongs to a microbatch that only accumulates gradients.
         """
         if ended != self._ended:
             self._ended, self._count = ended, 0
@@ -62,7 +63,10 @@ class Draws:
 
 @dataclass(frozen=True, slots=True)
 class Drawn:
-    """One of a rank's batches in a step. `first` is the number of the step's first batch, over all ranks."""
+    """One of a rank's batches in a step.
+
+    `first` is the number of the step's first batch. Numbers count from 0 over all ranks and steps of the run.
+    """
 
     first: int
     offsets: tuple[int, ...]
@@ -90,8 +94,8 @@ class Drawn:
 def drawn_in(slots: Sequence[tuple[int, int]], rank_batches: int, accumulate: int) -> Drawn:
     """Return the first batch of a rank in the next step.
 
-    `slots` is the result of `Agent.slots`. Each slot has `accumulate` batches. `rank_batches` is the number of slots in
-    all committed steps, summed over all ranks in all groups.
+    `slots` is the rank's result of `Agent.slots`. Each slot has `accumulate` batches. `rank_batches` is the number of
+    slots in all committed steps, summed over all ranks in all groups.
     """
     places = slots[0][1]
     offsets = tuple(number * places + place for place, _ in slots for number in range(accumulate))
@@ -99,7 +103,10 @@ def drawn_in(slots: Sequence[tuple[int, int]], rank_batches: int, accumulate: in
 
 
 def in_microbatches(drawn: Iterable[tuple[Drawn, T]], accumulate: int) -> Iterator[list[T]]:
-    """Group a rank's batches into `accumulate` lists per step, with one batch for each of the rank's microbatches."""
+    """Group a rank's batches into lists that have one batch for each of the rank's microbatches.
+
+    Yield `accumulate` such lists per step.
+    """
     batches: list[T] = []
     for each, batch in drawn:
         several = len(each.offsets) // accumulate
@@ -167,15 +174,16 @@ class StepSampler:
             An iterator over tensors of sample indices, int64 of shape (batch_size,).
 
         Raises:
-            ConfigurationError: The mode is CONSTANT_BATCH, in which a rank may have several microbatches per step (use
-                `microbatches`), or another batch is requested before the script has used the last batch.
+            ConfigurationError: Another batch is requested before the script has used the last one, or the mode is
+                CONSTANT_BATCH, which requires `microbatches`.
         """
         return (self.batch(drawn.sample_number) for drawn in self.draws())
 
     def draws(self, *, several: bool = False) -> Iterator[Drawn]:
-        """Yield the numbers of this rank's batches, step by step.
+        """Yield a Drawn for each of this rank's batches, step by step.
 
-        With `several`, the rank may have several microbatches in a step. Their batches are yielded one by one.
+        Set `several` in CONSTANT_BATCH mode, in which a rank may have several microbatches per step. Their batches are
+        yielded one by one.
         """
         position, internals, draws = self._position, self._position.internals, Draws()
         while position.current_step < self._steps:

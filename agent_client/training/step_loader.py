@@ -113,7 +113,7 @@ class StepLoader:
         return (batch for _, batch in self.drawn())
 
     def drawn(self, *, several: bool = False) -> Iterator[tuple[Drawn, Any]]:
-        """Yield each loaded batch with its description. With `several`, the rank may have several microbatches."""
+        """Yield each loaded batch with its Drawn. Set `several` in CONSTANT_BATCH mode (see `StepSampler.draws`)."""
         ahead, loaded = self._ahead, None
         for wanted in self.sampler.draws(several=several):
             if loaded is None:

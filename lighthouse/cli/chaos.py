@@ -137,7 +137,9 @@ class _Run:
         return watcher.document(verifies=self._verifies, is_complete=not self._stop.is_set())
 
     async def _watch_until(self, at: float, *, is_settling: bool = False) -> bool:
-        """Poll the job until `at`, or until it has recovered if `is_settling`. Return whether a signal arrived.
+        """Poll the job's status until the monotonic time `at`. Return whether SIGINT or SIGTERM has arrived.
+
+        If `is_settling`, return as soon as all faults have ended and the job has recovered (`Watcher.is_settled`).
 
         Raises:
             LighthouseError: If a fault was not permitted, or the lighthouse has not answered for SETTLED_WITHIN_S.
@@ -179,7 +181,7 @@ class _Run:
             outcome.refused = str(e)
 
     async def _check_faults_allowed(self, replica_id: str) -> None:
-        """Raise LighthouseError if the lighthouse or the manager of the group does not allow faults."""
+        """Raise LighthouseError if the lighthouse or the manager of group `replica_id` does not allow faults."""
         await self._call(FaultKind.SLOW, Target(replica_id), 0.0, 0.0)
 
     async def _call(self, kind: FaultKind, target: Target, seconds: float, delay_s: float) -> str:

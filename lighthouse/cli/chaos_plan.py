@@ -70,9 +70,10 @@ def parse_kinds(text: str) -> tuple[FaultKind, ...]:
 def plan(
     seed: int, kinds: Sequence[FaultKind], mtbf_s: float, duration_s: float, ranks: Sequence[Target]
 ) -> tuple[PlannedFault, ...]:
-    """Draw random faults. The same arguments give the same plan, whatever the order of `kinds` and `ranks`.
+    """Draw random faults of `kinds` that hit `ranks` or their whole groups.
 
-    All faults begin within `duration_s`. The times between them are exponentially distributed, with mean `mtbf_s`.
+    The same arguments give the same plan, whatever the order of `kinds` and `ranks`. All faults begin within
+    `duration_s`. The times between them are exponentially distributed, with mean `mtbf_s`.
     """
     draw = random.Random(seed)
     kinds, ranks = sorted(set(kinds)), sorted(set(ranks), key=lambda rank: (rank.replica_id, rank.group_rank or 0))
@@ -95,7 +96,7 @@ def ranks_of(job: JobStatus) -> tuple[Target, ...]:
 
 
 def has_others(job: JobStatus, replica_id: str, at_risk: Collection[str] = ()) -> bool:
-    """Return whether a group other than `replica_id` and `at_risk` is training, and so holds the model state."""
+    """Return whether a group that is neither `replica_id` nor in `at_risk` is training and so holds the model state."""
     safe = {member.replica_id for member in job.members if member.state is MemberState.PARTICIPANT}
     return not safe <= {replica_id, *at_risk}
 
@@ -114,7 +115,10 @@ class Outcome:
 
 
 class Watcher:
-    """Evaluates a job's status from the start of the baseline to the end of the command. `now` is monotonic time."""
+    """Evaluates the polled status of a job, from the start of the baseline to the end of the command.
+
+    Arguments named `now` are monotonic times in seconds.
+    """
 
     def __init__(self, job: JobStatus, now: float) -> None:
         self.job = job
@@ -134,7 +138,7 @@ class Watcher:
         return {each.fault.target.replica_id for each in hit if each.fault.kind in LOSES_GROUP}
 
     def is_settled(self, *, verifies: bool) -> bool:
-        """Return whether the job has survived all faults and, if `verifies`, has compared its states after each."""
+        """Return whether the job has survived all faults and, if `verifies`, all groups compared states after each."""
         done = [each for each in self.outcomes if not each.refused]
         return all(each.is_survived and (each.is_verified or not verifies) for each in done)
 
@@ -166,7 +170,10 @@ class Watcher:
             outcome.is_verified |= outcome.is_survived and is_back and min(compared.values()) > outcome.step
 
     def _compare(self) -> None:
-        """Record which ranks' states differ, by the digests in the status. Digests between two polls are missed."""
+        """Record groups whose states differ at the same rank, step and quorum, by the digests in the status.
+
+        The status contains only the newest digest of each rank, so digests between two polls are missed.
+        """
         for rank in self.job.ranks:
             if (seen := rank.compared) is None:
                 continue
@@ -180,7 +187,10 @@ class Watcher:
             del self._digests[next(iter(self._digests))]
 
     def document(self, *, verifies: bool, is_complete: bool) -> dict[str, Any]:
-        """Return the result. `is_complete` is False if a signal has stopped the command early."""
+        """Return the result for JSON output. `is_complete` is False if a signal has stopped the command early.
+
+        If `verifies`, missing comparisons of the groups' states count as problems.
+        """
         (start_at, start, _), (faults_at, begun, before), (ended_at, reached, after) = self._marks[:3]
         base = (begun - start) / (faults_at - start_at) if faults_at > start_at else 0.0
         rate = (reached - begun) / (ended_at - faults_at) if ended_at > faults_at else 0.0

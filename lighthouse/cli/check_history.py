@@ -54,7 +54,7 @@ class State:
 
 @dataclass(slots=True)
 class Process:
-    """One process of a rank, parsed from its trace."""
+    """A process of a rank, parsed from its trace file."""
 
     group: str
     rank: int
@@ -92,7 +92,7 @@ class LoggedVote:
 
 @dataclass(slots=True)
 class Manager:
-    """One process of a manager, parsed from its log."""
+    """A manager process, parsed from its log."""
 
     group: str
     ranks: int
@@ -179,7 +179,10 @@ def _read_trace(group: str, rank: int, place: str, lines: Iterable[tuple[int, st
 
 
 def _read_log(history: History, place: str, lines: Iterable[tuple[int, str]]) -> None:
-    """Parse the log of a lighthouse or a manager. Skip a manager's lines before its start."""
+    """Add the contents of a lighthouse's or manager's log to `history`. `place` is the path of the log.
+
+    Lines of a manager that precede the message about its start are skipped.
+    """
     managers: dict[str, Manager | None] = {}  # keyed by replica_id, which only lines in JSON have
     for where, text, job, group in _messages(place, lines):
         manager = managers.get(group)
@@ -214,7 +217,7 @@ def _messages(place: str, lines: Iterable[tuple[int, str]]) -> Iterator[tuple[st
 
 
 def check(history: History, skew_s: float) -> list[Rule]:
-    """Check every rule. `skew_s` is the maximum difference between the clocks of two hosts in seconds."""
+    """Check `history` against all rules. `skew_s` is the maximum clock difference between two hosts in seconds."""
     return [
         _each_process_goes_forward(history.processes),
         _ranks_of_a_group_agree(history.processes, skew_s),

@@ -121,11 +121,11 @@ _WIDTH = 120  # columns of the summary
 
 
 def write_bundle(path: Path, parts: Iterable[Part], limit_s: float) -> list[str]:
-    """Read all parts in parallel and write them to an archive.
+    """Read all parts in parallel and write them to an archive. Leave no partial file after an error or Ctrl-C.
 
     Args:
         path: The archive to create.
-        parts: Its files.
+        parts: Files of the archive. If one cannot be read, NAME.error.txt gives the reason.
         limit_s: Time limit in seconds for each part.
 
     Returns:
@@ -133,8 +133,6 @@ def write_bundle(path: Path, parts: Iterable[Part], limit_s: float) -> list[str]
 
     Raises:
         InvalidRequest: If the archive cannot be written.
-
-    No partial file is left after an error or Ctrl-C.
     """
     reading = [(part, BackgroundRead(part.name, part.read, limit_s)) for part in parts]
     failed: list[str] = []
@@ -260,7 +258,7 @@ def _summaries(given: ClientOptions) -> Sequence[IncidentSummary]:
 
 
 def _incidents(given: ClientOptions) -> list[Any]:
-    """Return the most recent incidents, each with its evidence, or with the error if that was refused."""
+    """Return the most recent incidents with their evidence. If a request fails, return the summary and the error."""
     with given.connect() as client:
         found: list[Any] = []
         for summary in _summaries(given)[:INCIDENTS_KEPT]:
@@ -274,6 +272,7 @@ def _incidents(given: ClientOptions) -> list[Any]:
 def _get(given: ClientOptions, leader: tuple[Address, int], http_side: str | None, name: str) -> bytes:
     """Fetch /NAME from the lighthouse's HTTP port, over HTTPS if its gRPC port uses TLS.
 
+    `leader` is the result of `_leader`. `http_side` is the value of --http, which replaces the HTTP address.
     Redirects are not followed, because another server must not receive the token.
     """
     grpc_address, port = leader
@@ -310,9 +309,9 @@ def _tls(tls: ClientTls, coordinator: Coordinator) -> ssl.SSLContext:
 
 
 def _leader(given: ClientOptions) -> tuple[Address, int]:
-    """Return the gRPC address and the HTTP port of the lighthouse that leads. The port is 0 if it is unknown.
+    """Return the gRPC address and the HTTP port of the leading lighthouse. The HTTP port is 0 if it is unknown.
 
-    If no lighthouse answers, return the first address.
+    If no lighthouse answers, return the first address in `given` and 0.
     """
     with given.connect() as client:
         try:

@@ -106,7 +106,7 @@ def gather(given: Coordinator, ask: AskStatus, timeout_s: float) -> Facts:
 
 
 def _place(address: Address, timeout_s: float) -> Place:
-    """Connect to an address and return the result. Raise Unreachable if the connection fails."""
+    """Connect to `address` and return the IP address that was reached. Raise Unreachable if the connection fails."""
     with connected(address, timeout_s) as connection:
         try:
             return Place(str(address), str(connection.getpeername()[0]))
@@ -115,7 +115,7 @@ def _place(address: Address, timeout_s: float) -> Place:
 
 
 def _result(reading: BackgroundRead[T], failed: Callable[[str], T]) -> T:
-    """Return the result of `reading`, or of `failed` with the error text if there was a LighthouseError."""
+    """Return the result of `reading`, or `failed(message)` if it raised a LighthouseError with that message."""
     try:
         return reading.result()
     except LighthouseError as e:
@@ -184,7 +184,9 @@ def _managers(status: LighthouseStatus, timeout_s: float) -> tuple[ManagerSeen, 
 
 
 def _ask_manager(manager: ManagerSeen, secret: str, timeout_s: float) -> ManagerSeen:
-    """Request a manager's status, and return `manager` with the error if it cannot reach the lighthouse.
+    """Request a manager's status. Return `manager`, with the error if the manager cannot reach the lighthouse.
+
+    A manager that does not serve its status, such as torchft's, is returned unchanged.
 
     Raises:
         LighthouseError: If this host cannot reach the manager.

@@ -19,7 +19,7 @@ from lighthouse_protocol.rules.access import Role
 
 
 class Trust(StrEnum):
-    """How this host verifies the lighthouse's certificate."""
+    """Method by which this host verifies the lighthouse's certificate."""
 
     NONE = "none"  # no TLS
     PIN = "pin"  # the CA's fingerprint, in a join string

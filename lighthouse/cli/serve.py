@@ -15,7 +15,7 @@ from lighthouse_runtime.process.loop import run_daemon
 
 
 def run(config: LighthouseConfig, announce: int | None = None) -> None:
-    """Run the lighthouse until a stop signal, then exit with the daemon's status.
+    """Run the lighthouse until a stop signal, then exit with the daemon's exit status.
 
     `announce` is a file descriptor to which to write the gRPC port, or None.
     """

@@ -62,7 +62,7 @@ def status(given: ClientOptions) -> None:
 
 
 def _stopped(given: ClientOptions, job: str) -> list[Text]:
-    """Return a line per stopped run of a job. The status alone would not explain why ranks are missing."""
+    """Return a line per stopped run of a job, because the status does not show why its ranks are missing."""
     with given.connect(job) as client:
         runs = client.runs(timeout_s=given.timeout)
     of_job = "" if job == DEFAULT_JOB else f" --job {job}"

@@ -295,7 +295,7 @@ def _phase_style(job: JobStatus) -> str:
 
 
 def _beat_column(age_s: Callable[[T], float], keep: int) -> Column[T]:
-    """Return the column with the time since the last heartbeat, which `age_s` returns for a row."""
+    """Return a column for the age of the last heartbeat, which `age_s` returns for a row. See `Column` for `keep`."""
     return Column(
         "BEAT",
         lambda row: format_duration(age_s(row)),
@@ -376,7 +376,7 @@ ENTRIES_SHOWN = 5
 
 
 def gathered_lines(gathered: Gathered, suspects: Collection[str] = ()) -> Iterator[Text]:
-    """Yield the lines of one section per rank, with `suspects` marked, and of a list of the ranks without evidence."""
+    """Yield a section of lines for each rank, and a line for each reason why evidence is missing. Mark `suspects`."""
     for one in gathered.evidence:
         yield from _rank_lines(one, is_suspect=one.name in suspects)
         yield Text()
@@ -407,12 +407,12 @@ def _part(title: str, lines: Iterable[str], style: str = "") -> Iterator[Text]:
 
 
 def _threads(stacks: str) -> list[str]:
-    """Return the lines of a stack dump with the main thread first, which faulthandler prints last."""
+    """Return the lines of a stack dump by faulthandler, with the main thread moved from the end to the start."""
     return "\n\n".join(reversed(stacks.strip().split("\n\n"))).splitlines()
 
 
 def _entries(recorded: str) -> list[str]:
-    """Return a line per Flight Recorder entry, or `recorded` unchanged if it is not a JSON list of entries."""
+    """Return a line for each of the newest Flight Recorder entries, or `recorded` unchanged if it is no JSON list."""
     try:
         entries = json.loads(recorded) if recorded else []
         return [_entry(entry) for entry in entries[-ENTRIES_SHOWN:]] if isinstance(entries, list) else [recorded]

@@ -26,7 +26,7 @@ RESTART_S = 300.0  # used if no fault of the period shows how long a restart tak
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """How replica groups spent their time in a period, and what failures cost. Seconds are summed over all groups."""
+    """Time that replica groups spent in a period, by cause, and the cost of failures. Seconds are sums over groups."""
 
     job: str  # empty for all jobs
     since_unix_s: float

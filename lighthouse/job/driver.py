@@ -57,7 +57,7 @@ log = logging.getLogger(__name__)
 
 
 class QuorumDelivery:
-    """A quorum to send to managers. A manager that holds the previous quorum receives only the changes."""
+    """A quorum to send to managers. A manager that has the previous quorum receives only the changes."""
 
     def __init__(self, quorum: Quorum, before: "QuorumDelivery | None" = None) -> None:
         self._quorum = quorum
@@ -82,7 +82,7 @@ class QuorumDelivery:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """Answer to a group's join: the quorum that has formed, and whether it is a standing quorum."""
+    """Answer to a group's join: the quorum that has formed, and whether it serves several steps without new joins."""
 
     quorum: Quorum
     stands: bool
@@ -134,7 +134,7 @@ class WaitingJoins:
         self._calls[call] = _Waiting(replica_id, reply, limit, self._clock())
 
     def drop_call(self, call: int | None) -> str | None:
-        """Drop a call without answering it. Return the caller's replica_id, or None if the call was not waiting."""
+        """Drop the join with number `call` without an answer. Return its group's replica_id, or None if not pending."""
         waiting = self._take_call(call)
         return None if waiting is None else waiting.replica_id
 
@@ -215,7 +215,7 @@ class WorldBroadcast:
         self._timer = DeadlineTimer(self._send_next, timers)
 
     def add_receiver(self, number: int) -> None:
-        """Queue the current `World` message for a new session."""
+        """Queue the current `World` message for the new session `number`."""
         self._behind[number] = None
 
     def set_waiting_for(self, waiting_for: str) -> None:
@@ -434,7 +434,7 @@ class JobDriver(MachineDriver[events.QuorumEvent, events.QuorumEffect]):
         return True
 
     def _take_notice(self, replica_id: str, notice: PreemptionNotice | None) -> None:
-        """Store a group's preemption notice, or remove it if `notice` is None. Then call `_answer_notices`."""
+        """Store a group's preemption notice and announce it if it is new, or remove it if `notice` is None."""
         group = self.machine.job.groups.get(replica_id)
         if group is None or (notice is None and group.reports.preemption is None):
             return
@@ -467,9 +467,9 @@ class JobDriver(MachineDriver[events.QuorumEvent, events.QuorumEffect]):
                 group.reports.others_stay = others > 0
 
     def order_fault(self, member: Group, order: FaultOrder, reply: Reply[FaultReport]) -> bool:
-        """Order a member to inject a fault for `lighthouse chaos`. `reply` receives the report from its manager.
+        """Order a member to inject a fault for `lighthouse chaos`. `reply` receives the report of the member's manager.
 
-        Return False if the member has no open session. The caller must call `cancel_fault` in either case.
+        Return False if the member has no open session. Even then, the caller must call `cancel_fault` at the end.
         """
         self._faults[order.number] = member.replica_id, reply
         return self.send_to_member(member, order)
@@ -578,7 +578,11 @@ class JobDriver(MachineDriver[events.QuorumEvent, events.QuorumEffect]):
                 pass
 
     def _now(self) -> float:
-        """Return the time. If this host is busy when lost connections are to be judged, handle `HostBusy` first."""
+        """Return the current time.
+
+        If the machine is due to decide which disconnected members are lost, but this host is busy, send it `HostBusy`,
+        which may postpone the decision.
+        """
         now = self._clock()
         if self.machine.presence.silence.is_judging(now) and self._ports.is_busy():
             self._perform(self.machine.handle(events.HostBusy(), now), now)

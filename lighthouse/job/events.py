@@ -95,7 +95,7 @@ class HeartbeatReceived:
 
 @dataclass(frozen=True, slots=True)
 class Withdrawn:
-    """A group's call has ended without an answer: it was cancelled, it expired, or its connection closed."""
+    """A group's request for the next quorum has been cancelled, has been replaced by a newer one, or has expired."""
 
     replica_id: str
     call: int
@@ -164,7 +164,7 @@ class JobEnded:
 
 @dataclass(frozen=True, slots=True)
 class QuorumResent:
-    """Instruction to resend the standing quorum, in answer to `call`, to a member that never received it."""
+    """Instruction to answer request `call` of a member with the standing quorum, which the member never received."""
 
     quorum: Quorum
     call: int
@@ -194,7 +194,7 @@ class Welcomed:
 
 @dataclass(frozen=True, slots=True)
 class HeartbeatAnswered:
-    """Instruction to answer heartbeat `number`, and to include `order` if it is not None."""
+    """Instruction to answer a manager's heartbeat `number`, and to include `order` if it is not None."""
 
     session: int
     number: int
@@ -203,7 +203,7 @@ class HeartbeatAnswered:
 
 @dataclass(frozen=True, slots=True)
 class Ordered:
-    """Instruction to send `order` on the managers' sessions with the numbers `sessions`."""
+    """Instruction to send `order` to the managers whose session numbers are in `sessions`."""
 
     order: QuorumOrder
     sessions: tuple[int, ...]
@@ -297,7 +297,7 @@ class SupervisorAsked:
 
     session: int
     message: run.StopAsked | run.HostExcluded
-    membership: Membership = Membership.OPEN  # relation of the supervisor's group to the job's quorum
+    membership: Membership = Membership.OPEN  # whether the supervisor's group is in the job's quorum
 
 
 @dataclass(frozen=True, slots=True)
@@ -325,7 +325,7 @@ class GenerationSent:
 
 @dataclass(frozen=True, slots=True)
 class Interrupted:
-    """Instruction to notify `ranks` that generation `number` has ended, so they interrupt their function."""
+    """Instruction to notify `ranks` that generation `number` has ended, so that they interrupt the user's function."""
 
     number: int
     reason: str
@@ -373,7 +373,7 @@ class OutsiderIgnored:
 
 @dataclass(frozen=True, slots=True)
 class RecordChanged:
-    """The record has changed. The driver may store it later, because no message depends on it."""
+    """The run's record has changed. The driver may store it later, because no message depends on it."""
 
 
 @dataclass(frozen=True, slots=True)

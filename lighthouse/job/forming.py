@@ -69,9 +69,9 @@ class Decision(NamedTuple):
 
 
 def decide(job: Job, now: float) -> Decision:
-    """Decide, by the rules in this module, whether a quorum forms now. Do not change any state.
+    """Decide by the rules at the top of this module whether a quorum forms now, without changing any state.
 
-    This takes O(1) time while groups are missing, and O(n log n) time while only leases must expire.
+    Takes O(1) time while groups are missing, and O(n log n) time while the quorum waits only for leases to expire.
     """
     config, joins, standing = job.config, job.joins, job.standing
     healthy, working = job.counts[Kind.HEALTHY], job.counts[Kind.WORKING]
@@ -179,7 +179,10 @@ def claims_of(job: Job, candidates: Sequence[Group], now: float) -> list[Claim]:
 
 
 def known_history(job: Job, now: float) -> History:
-    """Return the quorums of this job, including unknown earlier ones that candidates report (lineage.py, rule 3)."""
+    """Return the ids of this job's quorums.
+
+    Until EARLIER_COUNTS_FOR_S after the first quorum, include ids that only candidates report (lineage.py, rule 3).
+    """
     if job.first_formed_at is not None and now >= job.first_formed_at + EARLIER_COUNTS_FOR_S:
         return job.history
     history = History(job.history.ranges)
@@ -328,7 +331,10 @@ class QuorumMachine:
     # -- a standing quorum
 
     def _recall_if_needed(self) -> None:
-        """Recall the standing quorum if waiting groups fit into the next one, or if a member is draining."""
+        """Recall the standing quorum if waiting groups fit into the next quorum, or if a member is draining.
+
+        Its members complete the started steps, up to the last one that all can complete, and then join again.
+        """
         if self.standing.phase is not QuorumPhase.STANDING:
             return
         draining = self.presence.draining_members()
@@ -389,7 +395,7 @@ class QuorumMachine:
 
 
 def _can_stand(member: Group) -> bool:
-    """Return whether the group may be in a standing quorum.
+    """Return whether the group may be in a standing quorum, whose members train many steps without joining again.
 
     The group needs a session and abortable collectives, and must not ask to shrink the quorum.
     """

@@ -100,9 +100,11 @@ def _eligible(members: list[Rank], terms: RunTerms, running: Set[RankId]) -> lis
 
 
 def advance(counters: RunCounters, stride: int, *, is_process_restart: bool, after_incident: bool) -> RunCounters:
-    """Return the counters for the next generation. After a process restart, its number is a multiple of `stride`.
+    """Return the counters for the next generation.
 
+    Its number is the next one, or after a process restart the next multiple of `stride` (see `RunTerms`).
     `ranks_restarts` counts the incidents from which the run has recovered since the last process restart.
+    `after_incident` is True if this generation forms after such an incident.
     `job_restarts` stays the same: `RestartLog` increments it when an incident begins.
     """
     number = (counters.number // stride + 1) * stride if is_process_restart else counters.number + 1
@@ -127,7 +129,10 @@ class RestartLog:
     """
 
     def __init__(self, record: RunRecord, make_id: Callable[[float], str], effects: list[events.RunEffect]) -> None:
-        """Restore the log from a run's stored record. The log appends its effects to `effects`."""
+        """Restore the log from a run's stored record. The log appends its effects to `effects`.
+
+        `make_id` returns an id for the incident that was noticed at a given Unix time.
+        """
         self.counters = record.counters
         self.restarts = record.restarts
         self.formed = record.formed
@@ -168,7 +173,10 @@ class RestartLog:
         return None
 
     def skip_seen_numbers(self, seen: int | None, stride: int) -> None:
-        """Make all later generation numbers exceed `seen`, the highest number that a rank has received, if any."""
+        """Make all later generation numbers exceed `seen`, the highest number that a rank has received, if any.
+
+        This also raises `global_iteration` to the last multiple of `stride` up to `seen`, unless it is higher already.
+        """
         if seen is not None and seen > self.counters.number:
             iteration = max(self.counters.global_iteration, seen // stride * stride)
             self.counters = replace(self.counters, number=seen, global_iteration=iteration)
@@ -216,7 +224,10 @@ class RestartLog:
             )
 
     def end_restart(self, stride: int, at: float, *, is_process_restart: bool) -> RunCounters:
-        """End the open restart, if any, because the next generation forms. Return that generation's counters."""
+        """End the open restart, if any, because the next generation forms. Return that generation's counters.
+
+        `stride` and `is_process_restart` have the same meaning as in `advance`.
+        """
         last = self.open_restart
         self.counters = advance(
             self.counters,
@@ -352,9 +363,9 @@ class Ranks:
     def _check_duplicate(self, entry: RankHello) -> DuplicateReplica | None:
         """Return an error if the slot's current process keeps the slot, or None if the new process takes it over.
 
-        A process with a higher attempt number takes over the slot. If the old process has no open stream, so does a
-        process with the same attempt number, or with attempt number 0 if it has seen no generation. A restarted
-        supervisor counts attempts from 0 again.
+        A process with a higher attempt number takes over the slot. If the old process has no open stream, a process
+        with the same attempt number also takes over the slot, and so does one with attempt number 0 that has seen no
+        generation, such as the first process of a restarted supervisor.
         """
         old = self._slots.get(entry.rank.slot)
         if old is None or not old.is_here or old.rank == entry.rank or entry.attempt > old.attempt:
@@ -512,10 +523,10 @@ def decide_generation(
 
     1. The next generation forms, without the lost ranks, as soon as all live active ranks of the last generation are
        ready and no process is about to be restarted together with a lost one. If this takes longer than
-       `join_timeout_s`, the ready ranks continue without the others, provided that they hold at least floor(n/2)+1 of
-       the n places.
-    2. If none of these ranks is alive, or no generation has formed yet, the run is starting. It waits up to
-       `join_timeout_s` for the n slots that should be active. After that, floor(n/2)+1 ready ranks suffice.
+       `join_timeout_s`, the ready ranks continue without the others, provided that they hold more than half of the last
+       generation's places.
+    2. If no active rank of the last generation is alive, or no generation has formed yet, the run is starting. It waits
+       up to `join_timeout_s` for all slots below `target`. After that, floor(target/2)+1 ready ranks suffice.
     3. If too few ranks remain to continue, and this lasts for `return_timeout_s`, the run stops (`is_hopeless`).
     4. An elastic run needs any `min_active` ranks, for which it waits without a timeout. When that many are ready, the
        wait for more begins. If the run is starting, this wait ends early when the maximum number is ready.
@@ -556,9 +567,9 @@ def is_process_restart(members: Sequence[Rank], current: GenerationState, restar
 
     A process counts as restarted if its supervisor reports an attempt above 0, or if another process had its slot
     before, because a restarted supervisor counts attempts from 0 again. A process that was started by hand does not
-    count. Nor does a process that was active before, because it may have lost its slot to another process before it
-    received a number. The generation begins another launch if there is no current generation, an earlier launch has
-    used numbers, and all processes are new.
+    count, nor does one that was active before, even if it was lost before it received its generation's number. The
+    generation begins another launch if there is no current generation, an earlier launch has used generation numbers,
+    and all processes are new.
     """
     lost = restarts.lost_ranks
     new = [rank for rank in members if rank.generation is None and rank.rank not in lost]
@@ -607,7 +618,10 @@ class Generations:
         effects: list[events.RunEffect],
         make_id: Callable[[float], str],
     ) -> None:
-        """Restore the state from a run's stored record. All methods append their effects to `effects`."""
+        """Restore the state from a run's stored record. All methods append their effects to `effects`.
+
+        `make_id` returns an id for the incident that was noticed at a given Unix time.
+        """
         self.config = config
         self.terms = record.terms
         self.ranks = Ranks(config.rank_timeout_s, record.ranks, now)

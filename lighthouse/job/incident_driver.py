@@ -317,7 +317,7 @@ class IncidentRegistry:
             self.files.save(incident)
 
     def record_of_run(self, incident: Incident) -> None:
-        """Record a new or changed incident of a run, which the `RunMachine` tracks."""
+        """Record a new or changed incident that the `RunMachine` of a run tracks."""
         before, after_s = self.archive.find_incident(incident.id), incident.summary.step_s
         if before is None:
             self.times.count_opened(incident.summary.job, incident.summary.kind)
@@ -360,7 +360,7 @@ class _OpenRound:
 class IncidentDriver:
     """Drives the `IncidentMachine` of one job, collects evidence and carries out the policy for stalls.
 
-    While the job has a quorum, only the quorum's members count for evidence and recovery. The job's runs are ignored.
+    While the job has a quorum, evidence and recovery depend on the quorum's members only, not on the job's runs.
     """
 
     def __init__(
@@ -421,7 +421,7 @@ class IncidentDriver:
                 self._perform(self._incidents.track_slow(slow, now, unix_s))
 
     def handle_grant(self, held: HeldQuorum) -> None:
-        """Check whether training has recovered, given the highest step that a member has granted in its quorum."""
+        """Check whether training has recovered, by the highest step that a manager has allowed its ranks to start."""
         if self._incidents.is_awaiting_commit:
             self._perform(self._incidents.record_step_reached(held.granted, held.quorum_id, self._clock()))
 
@@ -510,7 +510,9 @@ class IncidentDriver:
     # -- evidence
 
     def gather_evidence(self, ranks: Mapping[str, tuple[int, ...]] | None, reply: Reply[Gathered]) -> None:
-        """Collect evidence from all members and runs, or only from `ranks`, by group or run. () stands for all ranks.
+        """Collect evidence from `ranks`, or from all members and runs if it is None, and pass it to `reply`.
+
+        `ranks` contains rank numbers by group or run. An empty tuple stands for all ranks of that group or run.
 
         Raises:
             LimitReached: MAX_ROUNDS requests for evidence are already pending.

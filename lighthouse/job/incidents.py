@@ -293,7 +293,7 @@ class IncidentMachine:
     # -- stalls
 
     def open_or_update_stall(self, verdict: StallVerdict, step: int, now: float, unix_s: float) -> list[Effect]:
-        """Open or update the incident of a stall. `step` is the highest step that a rank has been granted."""
+        """Open or update the incident of a stall. Training has recovered once a rank reaches a step above `step`."""
         case = self._stall
         if case is None:
             suspects, still_s = _suspects(verdict), verdict.still_s
@@ -384,7 +384,7 @@ class IncidentMachine:
         return self.open_losses(now) if is_asked else []
 
     def open_kill(self, replica_id: str, quorum_id: int, why: str, now: float, unix_s: float) -> list[Effect]:
-        """Open an incident for a member that an operator has killed. The member's loss will be attributed to it."""
+        """Open an incident for a member that an operator has killed. The member's loss then belongs to the incident."""
         return self.add_loss(MemberLost(replica_id, quorum_id, f"killed {why}", None), now, unix_s, is_asked=True)
 
     def open_losses(self, now: float) -> list[Effect]:
@@ -414,8 +414,8 @@ class IncidentMachine:
         """Record a supervisor's report on a dead process.
 
         Returns:
-            The effects, or None if the report is dropped: its group is neither in the current quorum (`is_member`) nor
-            lost, or MAX_EXITS reports are pending.
+            The effects, or None if the report is dropped, because its group is neither in the current quorum
+            (`is_member`) nor lost, or because MAX_EXITS reports are pending.
         """
         exit_ = _Exit(reason, evidence, now, unix_s)
         if (injected := self._injected(replica_id)) is not None:
@@ -436,7 +436,7 @@ class IncidentMachine:
         return []
 
     def open_unexplained_exits(self, now: float) -> list[Effect]:
-        """Open incidents for dead processes whose groups were not lost within EXIT_KEPT_S."""
+        """Open incidents for dead processes whose groups were not lost within EXIT_KEPT_S of the report."""
         old = {name: exits for name, exits in self._exits.items() if now >= exits[0].at + EXIT_KEPT_S}
         effects: list[Effect] = []
         for name, exits in old.items():
@@ -462,7 +462,7 @@ class IncidentMachine:
     # -- faults of lighthouse chaos
 
     def open_fault(self, replica_id: str, text: str, target: str, step: int, now: float, unix_s: float) -> Opened:
-        """Open an incident for a fault injected into a group that is working on `step`. `target` is its suspect."""
+        """Open an incident for a fault injected into a group that is working on `step`. The suspect is `target`."""
         case = self._open_case(IncidentKind.CHAOS, text, (target,), now, 0.0, unix_s)
         case.base, case.killed, case.is_injected = step, frozenset({replica_id}), True
         return Opened(case.incident)
@@ -482,7 +482,7 @@ class IncidentMachine:
     # -- groups without a valid state
 
     def record_distrust(self, group: Group, distrust: Distrust | None, now: float, unix_s: float) -> list[Effect]:
-        """Open an incident if a group joins with an invalid state. `distrust` is None if the state is valid."""
+        """Open an incident if a group's join newly reports an invalid state. `distrust` is None for a valid state."""
         before, group.reports.distrust = group.reports.distrust, distrust
         if distrust is None or distrust == before:
             return []
@@ -495,7 +495,10 @@ class IncidentMachine:
     def record_rejected_step(
         self, group: Group, rank: RankName, rejected: RejectedStep | None, now: float, unix_s: float
     ) -> list[Effect]:
-        """Open an incident for a step discarded because of its gradients. Ignore repeated reports of the same step."""
+        """Open an incident for a step discarded because of its gradients. Ignore repeated reports of the same step.
+
+        `rejected` is the step that `rank` reports as discarded, or None if the group's ranks report none.
+        """
         before, group.reports.rejected_step = group.reports.rejected_step, None if rejected is None else rejected.step
         if rejected is None or rejected.step == before:
             return []
@@ -640,7 +643,7 @@ class EvidenceRound:
         Args:
             targets: All members and runs by name. The value is None for a member without a session.
             ranks: Ranks to ask, by replica group, or None for all targets. () stands for all ranks of a group.
-            suspects: Names of ranks or groups whose groups to ask first.
+            suspects: Names of ranks or groups. These groups, or the groups of these ranks, are asked first.
         """
         self._evidence: list[MemberEvidence] = []
         self._missing: list[str] = []
@@ -855,5 +858,5 @@ def incident_of(name: RunName, restart: RestartRecord) -> Incident:
 
 
 def _since(restart: RestartRecord, at: float | None) -> float | None:
-    """Return the seconds from the restart until `at`, or 0 if the wall clock has been set back since then."""
+    """Return the seconds from the restart until `at`: 0 if the clock was set back, and None if `at` is None."""
     return None if at is None else max(0.0, at - restart.noticed_at)

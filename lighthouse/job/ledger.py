@@ -88,7 +88,10 @@ class _Spent:
         self.since = at
 
     def divide_wait(self) -> None:
-        """Move time from WAIT to the causes that the manager's counters report. Carry over excess up to EVERY_S."""
+        """Move time from WAIT to COMPUTE and REPEATED, as the manager's counters report.
+
+        If they report more time than WAIT contains, up to EVERY_S of the rest per cause is kept for the next line.
+        """
         for cause, owed_s in self.owed_s.items():
             moved_s = min(owed_s, self.seconds[Cause.WAIT])
             self.seconds[Cause.WAIT] -= moved_s
@@ -103,7 +106,7 @@ class _Steps:
 
 
 class Ledger:
-    """How the groups of all jobs have spent their time since the last `take_lines`, and the faults since then."""
+    """Time that the groups of all jobs have spent, by cause, and new or changed faults, since the last `take_lines`."""
 
     def __init__(self) -> None:
         self._spent: dict[tuple[str, str], _Spent] = {}
@@ -112,7 +115,10 @@ class Ledger:
         self._faults: dict[str, IncidentSummary] = {}
 
     def observe_group(self, job: str, group: Group | None, now: float, at: float | None = None) -> None:
-        """Record what the group spends its time on from `at` on, or from now on if `at` is None."""
+        """Record what the group spends its time on from `at` on, or from `now` on if `at` is None.
+
+        Do nothing if `group` is None or has no participant.
+        """
         if group is None or group.participant is None:
             return
         key, cause = (job, group.replica_id), cause_of(group)
@@ -138,7 +144,10 @@ class Ledger:
             spent.hosts = hosts
 
     def add_report(self, job: str, group: Group | None, report: GroupReport, new: GroupCounts, now: float) -> None:
-        """Record a manager's report. `new` is the increase in the manager's counters since its last report."""
+        """Record a manager's report, or the end of the group's time if the report says that the group is leaving.
+
+        `group` is None if it is unknown. `new` is the increase in the manager's counters since its last report.
+        """
         is_leaving = report.down == LEFT or (report.held is not None and report.held.mode is HoldState.LEAVING)
         if group is None or is_leaving:
             self.end_group(job, group.replica_id if group is not None else "", now)

@@ -75,7 +75,11 @@ class Lineage:
 
 
 def tag_of(participant: Participant, last: LastAssignment | None) -> int | None:
-    """Return the id of the quorum under which the participant's state was committed, or None if unknown."""
+    """Return the id of the quorum under which the participant's state was committed, or None if unknown.
+
+    The id is 0 at step 0. If the participant does not report it, it follows from `last`, the group's assignment in its
+    last quorum.
+    """
     if participant.step == 0:
         return 0
     if participant.tag_quorum_id is not None or last is None:
@@ -112,7 +116,7 @@ def foreign(claims: Sequence[Claim], history: History, formed_at: int = 0) -> li
         formed_at: Highest step in the last quorum when it formed.
 
     Returns:
-        A flag per candidate, in the order of `claims`: True if it must heal. All False in a cold start (rule 1).
+        A flag per candidate, in the order of `claims`: True if it must heal. All False in a cold start (rule 1 above).
     """
     is_named = [claim.tag in history for claim in claims]
     members = [
@@ -136,7 +140,10 @@ def foreign(claims: Sequence[Claim], history: History, formed_at: int = 0) -> li
 def assign_steps(
     candidates: Sequence[Participant], tags: Sequence[int | None], is_foreign: Sequence[bool] | None = None
 ) -> Lineage:
-    """Find the up-to-date state. Lower the steps of candidates that are at or above its step with a different state.
+    """Find the up-to-date state, and make all candidates with another state heal.
+
+    A candidate heals if its step is below that of the up-to-date state, so equal or higher steps of candidates with
+    another state are lowered.
 
     Args:
         candidates: Members of the new quorum.
@@ -173,11 +180,11 @@ LEFT_TO_ANOTHER = 1000
 class Numbering:
     """Assigns quorum ids.
 
-    A quorum that is not standing keeps its id while the same members (id, incarnation, addresses) form it and none
-    reports a failed commit. A standing quorum, or one that follows a standing quorum, always gets a new id. A new id
-    exceeds every id that was assigned or that a member has seen, so an id never names two lists of members, even if
-    the journal is outdated. If a member has seen an id that this lighthouse has not reached, another lighthouse may be
-    assigning the next ids, so LEFT_TO_ANOTHER ids are skipped.
+    A standing quorum (whose members train many steps without joining again) always gets a new id, and so does the
+    quorum after it. Any other quorum keeps the last id if the same members (id, incarnation, addresses) form it again
+    and none reports a failed commit. A new id exceeds every id that was assigned or that a member has seen, so an id
+    never names two lists of members, even if the journal is outdated. If a member has already seen the next id or a
+    higher one, another lighthouse may be assigning ids, so LEFT_TO_ANOTHER ids are skipped.
     """
 
     def __init__(self, first_id: int, record: QuorumRecord | None) -> None:
@@ -189,7 +196,7 @@ class Numbering:
         self._began_at: float | None = None
 
     def start_clock(self, now: float) -> float:
-        """Return the time of the first call. Call this first when `first_id` is read from the wall clock."""
+        """Return `now` of the first call. Make that call as soon as `first_id` has been read from the wall clock."""
         self._began_at = now if self._began_at is None else self._began_at
         return self._began_at
 
@@ -231,7 +238,10 @@ class Numbering:
 
 
 def size_for(candidates: int, allowed_sizes: Set[int], active: int | None) -> int:
-    """Return the largest allowed size of a quorum with this number of candidates, or 0 if no size is allowed."""
+    """Return the largest allowed size of a quorum with this number of candidates, or 0 if no size is allowed.
+
+    An empty `allowed_sizes` allows every size. `active` is the maximum size, or None if there is no maximum.
+    """
     most = min(candidates, active) if active is not None else candidates
     if not allowed_sizes:
         return most

@@ -87,7 +87,7 @@ def log_cut(job: str, cut: events.ConnectionsCut) -> None:
 class VerdictLog:
     """Logs why no quorum is forming, once a wait has lasted WAIT_LOGGED_AFTER_S, and again for each new reason.
 
-    `report` receives a description of what the groups are waiting for, or "" when the wait ends.
+    Calls `report` with a description of what the pending joins are waiting for, and with "" when the wait ends.
     """
 
     def __init__(self, job: str, machine: QuorumMachine, timers: Timers, report: Callable[[str], None]) -> None:
@@ -99,7 +99,7 @@ class VerdictLog:
         self._timer = DeadlineTimer(self._log_verdict, timers)
 
     def update_verdict(self) -> None:
-        """Start or cancel the timer for the next log line, depending on the machine's verdict after an event."""
+        """Start the log timer if joins are waiting, or cancel it if none are. Call this after each event."""
         if self._machine.decision.verdict in (Verdict.FORMED, Verdict.NO_JOINS):
             self._logged = None
             self.close()

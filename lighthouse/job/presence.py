@@ -57,7 +57,7 @@ CLOSED_TOGETHER = "the connections of most members ended together; they have one
 
 
 class MassSilence:
-    """Decides whether silent or disconnected members are lost, or the network is the likelier cause.
+    """Decides whether silent or disconnected members are lost, or get more time because the network may be at fault.
 
     1. If more than half of a quorum's members fall silent together, the lighthouse's own network is the likelier cause.
        The silent members count as alive for one more timeout.
@@ -66,9 +66,9 @@ class MassSilence:
     3. A closed connection does not prove that a process died: a restart of a load balancer, sidecar or firewall closes
        all connections. So the lighthouse judges a burst of closed connections as a whole, a few milliseconds after
        the last one, or later on a busy host. If more than half of the quorum's members are disconnected at that time,
-       they count as alive for the length of a lease, as after a restart of the lighthouse. If a member reports a failed
-       step during that time, more than these connections is broken. The disconnected members then have only
-       CLOSINGS_HELD_S left to reconnect, and a pending burst is judged at once.
+       they count as alive for the length of a lease, as after a restart of the lighthouse.
+    4. If a member reports a failed step, more has failed than the connections to the lighthouse. A pending burst is
+       then judged at once, and members that rule 3 keeps alive have only CLOSINGS_HELD_S left to reconnect.
     """
 
     def __init__(self, job: Job) -> None:
@@ -94,13 +94,13 @@ class MassSilence:
     def is_judging(self, now: float) -> bool:
         """Return whether the next event or tick decides if recently disconnected members are lost.
 
-        If the host is overloaded, the caller must report `HostBusy` first, which may postpone the decision.
+        If the host is overloaded, the caller must first pass a `HostBusy` event, which may postpone the decision.
         """
         due_at = self._job.next_timeout_at()
         return not self._is_judged and due_at is not None and due_at <= now and self._judge_at <= now
 
     def postpone_judgement(self, now: float) -> None:
-        """Postpone the decision on disconnected members, because more closed connections may be unread.
+        """Postpone the decision on a burst of closed connections, because the lighthouse may not have read all of them.
 
         Do nothing if all members are disconnected, if all members of the burst have reconnected, or if the decision has
         been postponed POSTPONED_AT_MOST times.
@@ -115,7 +115,7 @@ class MassSilence:
         """Decide how long a member whose stream has ended without a leave still counts as alive.
 
         Returns:
-            When to decide again, or when the member's time to reconnect ends. None if the member is lost at once.
+            Time at which the member is lost, or checked again, unless it reconnects. None if it is lost at once.
         """
         if now < self._closings_held_until:
             return self._closings_held_until
@@ -134,7 +134,10 @@ class MassSilence:
         return self._judge_at
 
     def excuse_member(self, member: Group, beat_interval_s: float, now: float) -> bool:
-        """Return whether a silent or disconnected member gets more time before it is lost. Silence is excused once."""
+        """Return whether a silent or disconnected member gets more time before it is lost.
+
+        A silent member gets more time only if most members are silent, and only once until its next message.
+        """
         if member.closes_at is not None:
             return self._excuse_closing(member, now)
         was_excused = member.excused_until > member.seen_at + self._timeout_s
@@ -172,7 +175,7 @@ class MassSilence:
         return member.closes_at is None or now < member.closes_at
 
     def _judge_burst(self, now: float) -> None:
-        """If most members are disconnected, let these count as alive for one lease. Call this once per burst."""
+        """If more than half of the members are disconnected, let those of this burst count as alive for one lease."""
         members, ended = self._members_before_burst()
         self._is_judged = True
         if 2 * len(ended) <= len(members) or len(members) < 2:
@@ -184,7 +187,7 @@ class MassSilence:
         self._job.emit(events.ConnectionsCut(tuple(sorted(m.replica_id for m in held)), self._lease_s))
 
     def _members_before_burst(self) -> tuple[list[Group], list[Group]]:
-        """Return the members that had a session before the newest burst, and those of them that lost it."""
+        """Return the members with a session before the newest burst of closed connections, and those that lost it."""
         members = [m for m in self._job.list_participants() if m.session is not None and m.is_alive]
         return members, [m for m in members if m.closes_at is not None or self._is_unjudged(m)]
 
@@ -211,7 +214,7 @@ class MassSilence:
 
 
 def _is_silent(member: Group, beat_interval_s: float, now: float) -> bool:
-    """Return whether the member's next heartbeat is overdue. A member that has only just died is not silent yet."""
+    """Return whether the member's next heartbeat is overdue by more than BEAT_SLACK_S."""
     return now - member.seen_at > beat_interval_s + BEAT_SLACK_S
 
 
@@ -229,8 +232,9 @@ class JobEnd:
     the last quorum. An absent group that arrives after the end is late: it would train the job again, alone, from
     its own step. It is refused unless
 
-    - its step is at least that of the end (from a checkpoint), or its manager runs with --continue;
-    - or a group that is not absent is alive, so the job was started again on purpose.
+    - it starts at or after the step at which the job ended, for example from a checkpoint,
+    - its manager runs with --continue, or
+    - another live group is not absent, which means that the job was started again on purpose.
 
     Finished and unknown groups are never refused: they begin another training run under this name. When the next quorum
     forms, the recorded end is cleared.
@@ -249,7 +253,10 @@ class JobEnd:
         """Highest step count among members whose script has ended, or None if all members are training."""
 
     def record_end(self, away: Iterable[str]) -> None:
-        """Record the end of the job. `away` lists the unfinished groups that were in the last quorum or are alive."""
+        """Record the end of the job.
+
+        The groups `away` become absent: those that have not finished, and were in the last quorum or are alive.
+        """
         self.step = self.finished_step
         self._set_absent((*self.absent, *away))
 
@@ -262,7 +269,7 @@ class JobEnd:
         self.step = self.finished_step = None
 
     def check_late_group(self, participant: Participant, others: Iterable[str]) -> Drained | None:
-        """Return an error if a group joins too late after the job's end, else None. `others` are other live groups."""
+        """Return the error for a group that joins too late, or None. `others` are the other live groups."""
         name, step = participant.replica_id, participant.requested_step
         if self.step is None or participant.continues or name not in self.absent or step >= self.step:
             return None
@@ -295,7 +302,11 @@ class Presence:
     """Part of `QuorumMachine` that handles the sessions, joins and losses of a job's groups."""
 
     def __init__(self, job: Job, job_end: JobEnd, holders_until: float | None) -> None:
-        """Start without sessions. Until `holders_until`, members may hold quorums that the restored record lacks."""
+        """Start without sessions.
+
+        Until `holders_until`, members may hold quorums of an earlier lighthouse that the restored record lacks. None
+        disables the check for such quorums.
+        """
         self._config = job.config
         self._job = job
         self.job_end = job_end
@@ -309,13 +320,17 @@ class Presence:
 
     @property
     def beat_interval_s(self) -> float:
-        """Seconds between heartbeats. Grows with the session count, up to a share of lease and heartbeat timeout."""
+        """Seconds between heartbeats of a session.
+
+        Grows with the number of sessions, up to LONGEST_BEAT_SHARE of the lease or the heartbeat timeout, whichever is
+        shorter.
+        """
         shortest_s = min(self._config.lease_s, self._config.heartbeat_timeout_s)
         usual_s = min(USUAL_BEAT_INTERVAL_S, USUAL_BEAT_SHARE * shortest_s)
         return max(usual_s, min(len(self.sessions) / BEATS_PER_S, LONGEST_BEAT_SHARE * shortest_s))
 
     def membership(self, replica_id: str, digest: str) -> Membership:
-        """Return a group's relation to the quorum. `digest` is the digest of the secret that the caller presents."""
+        """Return the group's membership in the quorum, which the caller proves with a secret that has this `digest`."""
         lease = self.standing.leases.get(replica_id)
         if is_same(digest, self._job.last_secret(replica_id)) or (lease and is_same(digest, lease.entry.secret)):
             return Membership.MEMBER
@@ -378,7 +393,7 @@ class Presence:
                 self._drop_join(member, now)
 
     def _admit_join(self, participant: Participant, session: int | None, now: float) -> Group:
-        """Admit a join. If the join has a new incarnation, the manager's open session continues under it."""
+        """Admit a join. If the group has a new incarnation, move its manager's open session to the new record."""
         old = self._job.groups.get(participant.replica_id)
         if old is not None and is_reborn(participant, old):
             reason = "its ranks have restarted"
@@ -398,7 +413,8 @@ class Presence:
     def handle_plain_heartbeat(self, replica_id: str, incarnation: str, now: float) -> None:
         """Handle a heartbeat outside a session.
 
-        Ignore unknown groups beyond MAX_REPORTED until they join, and callers that may not act for the group.
+        Ignore callers that may not act for the group. Also ignore a new group if MAX_REPORTED groups are already known
+        from heartbeats only.
         """
         old = self._job.groups.get(replica_id)
         if self._check_identity(Participant(replica_id, incarnation), None, "", now) is not None:
@@ -479,7 +495,7 @@ class Presence:
         self._leaving.append(event.session)
 
     def close_leaving_sessions(self) -> None:
-        """Close the sessions of groups that have left, once no member needs these groups any more."""
+        """Close the sessions of groups that have left, once no other group needs them to complete a step."""
         if not self._leaving:
             return
         if self.standing.phase is QuorumPhase.RESUMED:  # members may still run granted steps that need their peers
@@ -535,7 +551,7 @@ class Presence:
     def _check_identity(
         self, participant: Participant, session: int | None, secret: str, now: float
     ) -> LighthouseError | None:
-        """Return the error for a caller that may not act for its group, or None. Trust calls on open sessions."""
+        """Return the error for a caller that may not act for its group, or None. Accept any call on an open session."""
         if session in self.sessions:
             return None
         old = self._job.groups.get(participant.replica_id)
@@ -545,13 +561,16 @@ class Presence:
     def _check_quorum_ids(
         self, participant: Participant | None, levels: GroupReport | None, now: float
     ) -> LighthouseError | None:
-        """Return the error if the caller reports a quorum id that has never been assigned, or None."""
+        """Return the error if `participant` or the report `levels` has a quorum id that was never assigned, or None."""
         held = levels.held.quorum_id if levels is not None and levels.held is not None else None
         seen, tag = (participant.seen_quorum_id, participant.tag_quorum_id) if participant is not None else (None, None)
         return self._job.numbering.why_unassigned(now, seen_quorum_id=seen, tag_quorum_id=tag, quorum_id=held)
 
     def _record_seen_id(self, member: Participant | Group, seen_id: int, now: float) -> None:
-        """Record the highest quorum_id that a member has seen. If the journal lacks it, the journal is outdated."""
+        """Record the highest quorum_id that a member has seen.
+
+        If the journal lacks this id, it is outdated: revoke the quorum and wait until all leases have expired.
+        """
         self.seen_id = max(self.seen_id, seen_id)
         if self._holders_until is None or not self._job.numbering.is_unknown(seen_id):
             return
@@ -618,7 +637,7 @@ class Presence:
         self._job.emit(events.JoinRefused(call, error))
 
     def _replace_session(self, participant: Participant, now: float) -> None:
-        """Close the group's older session before a new one opens. If the incarnation differs, the older one is lost."""
+        """Close the group's older session before a new one opens. An older incarnation of the group is lost."""
         old = self._job.groups.get(participant.replica_id)
         if old is None:
             return
@@ -697,7 +716,10 @@ class Presence:
 
 
 def staying_groups(groups: Iterable[Group]) -> set[str]:
-    """Return the replica_ids of groups that can train and have no preemption notice. Ignore notices that are advice."""
+    """Return the replica_ids of groups that can train and whose hosts are not about to be taken away.
+
+    A preemption notice that is only advice does not count.
+    """
     return {
         group.replica_id
         for group in groups

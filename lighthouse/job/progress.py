@@ -41,7 +41,10 @@ REASONS = tuple(field.name for field in fields(Discards))
 
 
 def difference(before: GroupCounts, now: GroupCounts) -> GroupCounts:
-    """Return the increase from `before` to `now`, or `now` if a number has decreased, which means a new manager."""
+    """Return the increase from `before` to `now`.
+
+    If a number has decreased, return `now`, because a new manager has counted from zero.
+    """
     if any(new < old for old, new in zip(_numbers(before), _numbers(now), strict=True)):
         return now
     discards = Discards(*(getattr(now.discards, name) - getattr(before.discards, name) for name in REASONS))
@@ -75,7 +78,7 @@ class Levels:
 
 @dataclass(frozen=True, slots=True)
 class Pace(Levels):
-    """Speed and size of a job, now and in samples (`ages_s`, `..._then`) that are sorted from oldest to newest."""
+    """Speed and size of a job now. The lists contain its earlier samples, oldest first, with their ages in seconds."""
 
     steps_per_s: float | None  # None if unknown
     discards: int  # discarded steps, summed over replica groups
@@ -96,7 +99,7 @@ class _Sample:
 class Samples:
     """Samples of a job over the last few minutes, for the dashboard's graphs.
 
-    1. A sample equals the status at the same time, because both use the same function.
+    1. A sample has the same values as the job's status at that time, because one function computes both.
     2. The training rate covers the last RATE_STEPS steps, or the last RATE_OVER_S seconds if these steps took less
        time, because a step may take a millisecond or a minute. While a job makes no progress, its rate falls.
     3. The measurement of the rate restarts if the step decreases or no group is training.
@@ -287,7 +290,10 @@ class JobProgress:
         self._known: set[str] = set()  # names of phases, MAX_KNOWN at most
 
     def add_view(self, reports: GroupReports, view: GroupView, now: float) -> None:
-        """Store a group's view. If it is from a new manager, the times of the old view still count in the totals."""
+        """Store a group's view in its `reports`, or ignore it if the quota is exhausted.
+
+        If the view is from a new manager, the times in the old view still count in `phase_seconds`.
+        """
         if reports.view is not None and _is_over(reports.view, view):
             self.drop_view(reports)
         if not self._kept.reserve(len(view.ranks) - (len(reports.view.ranks) if reports.view is not None else 0)):
@@ -297,7 +303,7 @@ class JobProgress:
         self._known.update(unknown[: MAX_KNOWN - len(self._known)])
 
     def drop_view(self, reports: GroupReports) -> None:
-        """Drop the view of a former group or manager. Its times still count in the totals."""
+        """Drop the view of a former group or manager. The view's times still count in `phase_seconds`."""
         if reports.view is not None:
             self._kept.reserve(-len(reports.view.ranks))
             self._add_seconds(self._past_s, reports.view)
@@ -311,7 +317,10 @@ class JobProgress:
 
     @property
     def data(self) -> DataUse | None:
-        """Use of training data as reported by the most advanced rank. Exact only if all ranks report exact numbers."""
+        """Use of training data as reported by the most advanced rank, or None if no rank reports it.
+
+        The numbers are exact only if all ranks report exact numbers.
+        """
         uses = [use for _, view in self._views for rank in view.ranks if (use := rank.sample.data) is not None]
         if not uses:
             return None
@@ -322,8 +331,8 @@ class JobProgress:
     def verdict_in_s(self, now: float, runs: Runs = ()) -> float | None:
         """Return the seconds until a stall verdict is possible. Negative if it is possible now.
 
-        If no rank is checked for stalls at present, return the shortest time that a verdict takes, or None if no group
-        has a stored view.
+        If no rank is checked for stalls at present, return the shortest duration of a stall, or None if no group has a
+        stored view.
         """
         left_s = [time_left_s(peers.ranks, self._floor_s) for peers in self._peer_sets(now, runs)]
         return min(left_s, default=self._floor_s if self._views else None)
@@ -427,7 +436,10 @@ def _processes(ranks: Iterable[RankView]) -> set[tuple[str, int] | None]:
 
 
 def _ticks(sample: ProgressSample) -> tuple[int, int | None]:
-    """Return the completed and total units of work of the innermost phase. A heal is counted in percent."""
+    """Return the completed and total units of work of the innermost phase. The total is None if unknown.
+
+    The units of a heal are percent.
+    """
     phase, heal = sample.innermost, sample.heal
     if phase.name != HEAL or heal is None or not heal.total:
         return phase.done, phase.total

@@ -52,7 +52,7 @@ from lighthouse_protocol.rules.stall import Limits
 
 @dataclass(frozen=True, slots=True)
 class JoinState:
-    """State that a member reported in its join. The quorum may have assigned the member a lower step."""
+    """State that a member reported in its join. The quorum may contain a lower step for it, so that it heals."""
 
     step: int
     tag_quorum_id: int | None
@@ -282,12 +282,15 @@ class KeySpaces:
         return generation, kind, name, value
 
     def present_keys(self, generation: int | None = None) -> dict[tuple[KeyKind, str], bytes]:
-        """Return all keys of the current generation. Raise WrongState if `generation` is not None and not current."""
+        """Return all keys of the current generation.
+
+        `generation` is that of the calling rank, or None for an operator. Raise WrongState if it is not current.
+        """
         space = self._spaces.get(self.number, {}) if generation is None else self._present_space(generation)
         return dict(space)
 
     def previous_keys(self, generation: int | None = None) -> dict[tuple[KeyKind, str], bytes]:
-        """Return the keys of all earlier generations with their newest values. Raise the errors of `present_keys`."""
+        """Return the keys of all earlier generations with their newest values. See `present_keys` for `generation`."""
         if generation is not None:
             self._present_space(generation)
         newest: dict[tuple[KeyKind, str], bytes] = {}
@@ -297,7 +300,10 @@ class KeySpaces:
         return newest
 
     def keys_of(self, number: int, generation: int | None = None) -> dict[tuple[KeyKind, str], bytes]:
-        """Return the keys of generation `number`. Raise UnknownName if deleted, and the errors of `present_keys`."""
+        """Return the keys of generation `number`. See `present_keys` for `generation`.
+
+        Raise UnknownName if none are kept.
+        """
         if generation is not None:
             self._present_space(generation)
         if number != self.number and number not in self._spaces:
@@ -391,7 +397,7 @@ class Supervisor:
 
 @dataclass(frozen=True, slots=True)
 class PreviousLaunch:
-    """The previous launch of the run, which was completed in generation `number`."""
+    """The previous launch of the run (one start by its users), which was completed in generation `number`."""
 
     number: int
     incarnations: tuple[str, ...]  # supervisors of the launch, and its ranks without a supervisor
@@ -470,7 +476,7 @@ class SavedRun:
 
 
 class GenerationState:
-    """One generation, with the active ranks that are alive, that are still running, and that have finished.
+    """State of one generation: which of its active ranks are alive, still running or finished.
 
     A generation stands until it breaks or until a rank reports ready. It breaks when an active rank is lost or fails,
     or when all active ranks have finished. When a rank reports ready without a break, the generation is advancing: the
@@ -486,7 +492,11 @@ class GenerationState:
         finished: Iterable[RankId] = (),
         began_at: float = -math.inf,
     ) -> None:
-        """Begin or restore a generation. `here` lists all live ranks, including those outside the generation."""
+        """Begin a generation, or restore it with the ranks that have `finished`.
+
+        `here` lists all live ranks, including those outside the generation. `began_at` is the time at which the
+        generation began, or minus infinity if unknown.
+        """
         self.generation = generation
         self.is_broken = is_broken
         self.is_advancing = False
@@ -513,11 +523,13 @@ class GenerationState:
 
     @property
     def slots(self) -> list[int]:
-        """Slots of the active ranks, in the order of their places."""
+        """Slots of the active ranks. The index of a slot is its rank number in this generation."""
         return [rank.slot for rank in self.generation.active] if self.generation else []
 
     def has_received(self, rank: RankId, generation: int | None) -> bool:
-        """Return whether a ready report is current. If not, its rank is active but has not received this generation.
+        """Return whether to accept a ready report.
+
+        The report is outdated if the rank is active in this unbroken generation but has not received it yet.
 
         Args:
             rank: A rank that reports ready.
@@ -529,7 +541,7 @@ class GenerationState:
         return generation == self.number and rank in self.running and not self.is_broken
 
     def can_fail(self, rank: RankId, generation: int) -> bool:
-        """Return whether to accept a report that the rank has failed in `generation`. A ready rank may still fail."""
+        """Return whether to accept a report that the rank has failed in `generation`. Even a ready rank may fail."""
         is_at_work = rank in self.survivors and rank not in self.finished
         return generation == self.number and is_at_work and not self.is_broken
 
@@ -560,9 +572,10 @@ class GenerationState:
         return True
 
     def is_to_restart(self, rank: Rank) -> bool:
-        """Return whether a live process is about to be killed, because its unit lost a rank after the process entered.
+        """Return whether a live process is about to be killed, because its unit has lost a rank.
 
-        A unit is a set of ranks that restart together. torchrun may start a unit again under the same name.
+        A unit is a set of ranks that restart together. torchrun may restart a unit under the same name, so this is not
+        the case for processes that entered after the loss.
         """
         lost_at = self.lost_units.get(rank.rank.unit)
         return lost_at is not None and rank.entered_at <= lost_at and not self.is_place_taken(rank.rank)
@@ -579,7 +592,7 @@ class GenerationState:
 
 @dataclass(slots=True)
 class LastAssignment:
-    """Assignment of a member in its last quorum. `tag_of` uses this if the member's next join reports no tag."""
+    """Assignment of a member in its last quorum. If its next join reports no tag, `tag_of` derives one from this."""
 
     quorum_id: int
     max_step: int
@@ -600,7 +613,7 @@ class LastAssignment:
     """Quorum under which the members at `max_step` had committed their state when this quorum formed."""
 
     def lowest_with(self, held: Tag, max_step: int) -> int:
-        """Return `lowest` for the next quorum, with its highest step and the state `held` in the member's join."""
+        """Return `lowest` for the next quorum, whose highest step is `max_step`. `held` is the tag in the new join."""
         is_another = self.held != held and held.quorum_id is not None
         return max_step if is_another or self.lowest is None else min(self.lowest, max_step)
 
@@ -613,7 +626,7 @@ class LastAssignment:
 
 @dataclass(frozen=True, slots=True)
 class Heal:
-    """A heal, in which a group copies the state at step `upto`. If `catches_up`, it also runs later steps."""
+    """A heal: a group copies the state at step `upto`. If `catches_up`, the group runs later steps at the same time."""
 
     upto: int
     catches_up: bool
@@ -733,7 +746,10 @@ class Group:
 
 @dataclass(slots=True)
 class Lease:
-    """Right of a member to let its ranks start steps of the standing quorum. It outlives the member's `Group`."""
+    """Permission for a member to start steps until the time `until` without asking the lighthouse.
+
+    A lease remains valid if the member's `Group` is removed.
+    """
 
     incarnation: str
     until: float
@@ -752,7 +768,7 @@ class Lease:
 
 
 class Membership(Enum):
-    """Relation of a replica group to its job's quorum, as proved by the group's secret."""
+    """Whether a replica group is a member of its job's quorum, which it proves with its manager's secret."""
 
     MEMBER = "member"
     OUTSIDER = "outsider"  # other groups are members, and this group never received a quorum

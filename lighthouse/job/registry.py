@@ -54,8 +54,8 @@ class JobRegistry:
 
         Args:
             config: Settings for every job, apart from the first quorum_id.
-            ports: Ports for the drivers. The registry sets `check_lag` and `guarded`.
-            memory: Record store that this lighthouse has claimed, or None for an in-memory store.
+            ports: Ports for the drivers. The registry replaces `check_lag` and `guarded` with its own functions.
+            memory: Record store, which must be claimed before the first job is used, or None for an in-memory store.
             give_up: Function that shuts down the daemon with an exit status.
             incident_registry: Incidents of all jobs, or None to begin without any.
             rank_timeout_s: A rank without a stream is lost this many seconds after its last message.
@@ -80,7 +80,7 @@ class JobRegistry:
     def load_records(self, records: Mapping[str, QuorumRecord]) -> None:
         """Load the claimed store's quorum records, by job, and begin or resume accepting work.
 
-        Until their leases expire, members may still hold quorums from an earlier lighthouse.
+        This counts as the start of the lighthouse: members may hold an earlier lighthouse's quorums for one more lease.
         """
         self._records = dict(records)
         self._started_at = self.ports.timers.time()
@@ -109,7 +109,10 @@ class JobRegistry:
         return self._drivers.get(job) or self._add_job(job)
 
     def get_reported(self, job: str) -> JobDriver:
-        """Return the driver for a heartbeat without a session, creating it if needed. Raise the errors of `get_job`."""
+        """Return the driver for a heartbeat without a session, creating it if needed. Raise the errors of `get_job`.
+
+        Jobs that are known only from such heartbeats have their own limit, MAX_REPORTED_JOBS.
+        """
         driver = self._find_valid(job)
         if driver is not None:
             return driver
@@ -178,8 +181,8 @@ class JobRegistry:
         """Drop the drivers of quiet jobs, which have no groups, calls, sessions or ranks.
 
         After END_KEPT_S, also remove the records of jobs that have not been used since this lighthouse started.
-        A record that cannot be removed from the store remains there, which is harmless. Ended jobs are kept, unless
-        `is_full`, so that late groups can be refused.
+        A record that cannot be removed from the store remains there, which is harmless. Ended jobs are kept, so that
+        late groups can be refused, unless `is_full` (a limit on jobs has been reached).
         """
         for driver in [d for d in self._drivers.values() if d.is_quiet and (is_full or not d.should_remember_end)]:
             if driver.machine.job_end.step is not None:
@@ -310,7 +313,7 @@ class RunRegistry:
         return (job, run) in self._drivers
 
     def runs_of_job(self, job: str) -> list[RunDriver]:
-        """Return the job's runs that have processes."""
+        """Return the drivers of the job's runs that have processes."""
         return [driver for driver in self if driver.name[0] == job]
 
     def find_run_driver(self, job: str, run: str) -> RunDriver:

@@ -152,7 +152,10 @@ class Supervisors:
         return known is not None and is_named and bool(known.secret) and not is_shown(entry.secret, known.secret)
 
     def record_refused(self, entry: SupervisorHello) -> bool:
-        """Record a refused supervisor. Return False if its name is unknown or its incarnation is already recorded."""
+        """Record a refused supervisor as part of this launch.
+
+        Return False if its name is unknown or its incarnation is already recorded.
+        """
         known = self._names.get(entry.name)
         if known is None or entry.incarnation in (known.entry.incarnation, *known.former, *known.refused):
             return False
@@ -173,7 +176,7 @@ class Supervisors:
     def admit_supervisor(
         self, entry: SupervisorHello, session: int, *, has_part: bool = False
     ) -> tuple[int, LighthouseError] | None:
-        """Admit a supervisor. `has_part` is True if one of its ranks is in the current generation.
+        """Admit a supervisor with the stream `session`. `has_part` is True if the generation contains a rank of it.
 
         Returns:
             The number of an older open stream of this name and the error with which the caller must close it, or None.
@@ -233,19 +236,22 @@ class Supervisors:
         return bool(new)
 
     def find_name(self, incarnation: str) -> str:
-        """Return the name of the supervisor that has or had the incarnation, or ""."""
+        """Return the name of the supervisor that has or had the incarnation, or "" if there is none."""
         names = (each.entry.name for each in self if incarnation in (each.entry.incarnation, *each.former))
         return next(names, "")
 
     def supervisor_secret(self, name: str) -> str:
-        """Return the digest of the supervisor's secret, or ""."""
+        """Return the digest of the secret of the supervisor `name`, or "" if it is unknown or has no secret."""
         known = self._names.get(name)
         return known.secret if known is not None else ""
 
     # -- hosts
 
     def exclude_host(self, host: str, reason: str, at: float, supervisor: str = "") -> bool:
-        """Exclude a host for all supervisors, or only for `supervisor` if given. Return False if nothing changes."""
+        """Exclude a host for all supervisors, or only for `supervisor` if given. Return False if nothing changes.
+
+        `at` is the wall-clock time of the exclusion, for display.
+        """
         if (host, supervisor) in self._excluded or len(self._excluded) >= MAX_EXCLUDED:
             return False
         self._excluded[host, supervisor] = ExcludedHost(host, reason, at, supervisor)
@@ -301,8 +307,8 @@ class RunMachine:
             keys: Stored keys.
             now: Current time.
             make_id: Returns an unused incident id for a wall-clock time.
-            began_at: When this lighthouse began to serve runs, `now` by default. The reservation of names starts then,
-                because a run without processes gets a new machine at each attempt to enter.
+            began_at: When this lighthouse began to serve runs, or None for `now`. The reservation of names starts then.
+                The machine may be created later, because a run without processes has none.
         """
         record = record or RunRecord()
         kept_until = (now if began_at is None else began_at) + NAMES_KEPT_S
@@ -476,7 +482,10 @@ class RunMachine:
         return self._is_over
 
     def _handle_rank_exit(self, event: events.RankLost, now: float) -> None:
-        """Handle a report of a dead process. Only a live rank's own supervisor may report its death."""
+        """Handle a supervisor's report of a dead process.
+
+        If the process is still a live rank with a secret, ignore the report unless it comes from its own supervisor.
+        """
         if (rank := self.generations.ranks.find_live(event.rank)) is not None:
             if rank.secret and rank.secret != self.supervisors.supervisor_secret(event.by):
                 return
@@ -523,7 +532,10 @@ class RunMachine:
     # -- stop
 
     def _stop_for_all(self, reason: str, who: str) -> None:
-        """Stop the run, and record the supervisors that receive the stop (rule 4). Do nothing if the run is over."""
+        """Stop the run, and record the supervisors that receive the stop. Do nothing if the run is over.
+
+        `who` names the supervisor or operator that requested the stop. It is empty if the lighthouse stops the run.
+        """
         if self._is_over:
             return
         of_ranks = _supervisors(rank.rank for rank in self.generations.ranks.live_ranks if rank.session is not None)
@@ -534,7 +546,7 @@ class RunMachine:
         self._effects.append(events.Stopped(self.stop, self.generations.live_rank_ids, is_new=True))
 
     def _record_stop_sent(self, supervisors: set[str]) -> None:
-        """If the run is stopped, record that these supervisors receive the stop, directly or through their ranks."""
+        """If the run is stopped, record that the supervisors with these incarnations receive the stop."""
         if self.stop is not None and self.supervisors.record_stop(self.stop.reason, supervisors):
             self._effects.append(events.RecordChanged())
 
@@ -579,7 +591,10 @@ class RunMachine:
         return None if error is None else HelloRejected(error)
 
     def can_stop_run(self, session: int, membership: Membership) -> bool:
-        """Return whether a stop request on this supervisor's stream affects the whole run (`Supervisors`, rule 4)."""
+        """Return whether a stop request on this supervisor's stream affects the whole run (`Supervisors`, rule 4).
+
+        `membership` states whether the supervisor's group is in the job's quorum.
+        """
         is_open = membership is Membership.OPEN and self.generations.current.generation is None
         return is_open or self._has_part(session, membership)
 

@@ -122,7 +122,10 @@ class Job:
         return effects
 
     def other_groups(self, replica_id: str, kind: Kind | int) -> list[Group]:
-        """List the groups of this kind except `replica_id`, sorted by name, in O(n) time (O(1) if there are none)."""
+        """List the groups of this kind or group_world_size, except `replica_id`, sorted by name.
+
+        This takes O(n) time, or O(1) if there are none.
+        """
         own = self.groups.get(replica_id)
         if self.counts[kind] == (own is not None and kind in own.counts_as):
             return []
@@ -286,7 +289,11 @@ class Job:
         quorum_id: int | None = None,
         last_seen_at: float | None = None,
     ) -> None:
-        """Mark a group as lost at `now`. `quorum_id` is the quorum that ends because of the loss, or None."""
+        """Mark a group as lost at `now`.
+
+        `quorum_id` is the quorum that ends because of the loss, or None. `last_seen_at` is the time of the group's last
+        message if the group is lost because of a timeout, otherwise None.
+        """
         member.session = member.closes_at = None
         member.drains = False
         self.update_counts(member)
@@ -320,7 +327,7 @@ class Job:
     def lapse_due_groups(self, now: float) -> list[Group]:
         """Return the groups whose timeout has expired, and remove the records of groups that lapsed long ago.
 
-        Mark the returned groups as lapsed, except those with a session, whose loss the caller must handle.
+        Mark the returned groups as lapsed (not alive), except those with a session, whose loss the caller must handle.
         """
         lapsed: list[Group] = []
         while self._due and self._due[0][0] <= now:
@@ -432,7 +439,10 @@ class Job:
 
 
 def is_reborn(participant: Participant, old: Group) -> bool:
-    """Return whether a join is from a new incarnation. If incarnations are unknown, a lower step indicates one."""
+    """Return whether a join comes from another incarnation of the group than `old`.
+
+    If neither names an incarnation, a lower step in the join indicates a new one.
+    """
     if participant.incarnation or old.incarnation:
         return participant.incarnation != old.incarnation
     return old.participant is not None and participant.step < old.participant.step
@@ -460,7 +470,7 @@ def identity_error(participant: Participant, secret: str, job: Job, *, is_cut: b
         participant: The group as the caller describes it.
         secret: Secret of the caller, or "" for a call outside a session.
         job: The job.
-        is_cut: Result of `MassSilence.is_cut`.
+        is_cut: Whether the group lost its connection together with most others and may still reconnect.
     """
     name = participant.replica_id
     old, lease = job.groups.get(name), job.standing.leases.get(name)
@@ -513,7 +523,7 @@ def refusal(
     Args:
         participant: The group that joins or opens a session.
         job: The job.
-        session: Session of the request, or None. A manager may change its incarnation on its own session.
+        session: Session of the request, or None. A manager may change the group's incarnation on its own session.
         is_hello: Whether the request opens a session.
         is_starting: Whether no rank has connected yet. Ranks without an Agent never connect.
     """
@@ -561,8 +571,8 @@ def _duplicate_error(participant: Participant, old: Group) -> DuplicateReplica |
 def _step_decrease_error(participant: Participant, old: Group | None) -> InvalidRequest | None:
     """Return an error if the group's step has gone backwards, otherwise None.
 
-    Groups whose ranks disagree about their state are exempt. They will heal, and one of their ranks may still be
-    receiving the older state to which an earlier incarnation had to heal.
+    Groups whose ranks disagree about their state are exempt, because one of their ranks may still be receiving an older
+    state. Such groups heal anyway.
     """
     if not participant.incarnation or participant.ranks_disagree or old is None or old.participant is None:
         return None
@@ -610,7 +620,7 @@ def _loopback_error(participant: Participant, job: Job) -> WrongState | None:
 
 @dataclass(slots=True)
 class JoinTimer:
-    """Measures how long groups have waited for a quorum. Ignores gaps of up to `grace_s` while callers retry."""
+    """Measures how long groups have waited for a quorum. Gaps of up to `grace_s` before a retry count as waiting."""
 
     grace_s: float
     started_at: float | None = None
@@ -687,7 +697,7 @@ class JoinQueue:
             self._set_deadlines()
 
     def postpone_timeouts(self, by_s: float) -> None:
-        """Postpone the join timeout. The deadlines of calls stay, because callers measure them."""
+        """Postpone the join timeout by `by_s`. The deadlines of calls stay, because the callers were not paused."""
         self.anyone.postpone_timeout(by_s)
         self.members.postpone_timeout(by_s)
 

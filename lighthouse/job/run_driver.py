@@ -283,7 +283,7 @@ class RunOwner(Protocol):
         ...
 
     def membership(self, job: str, replica_id: str, digest: str) -> Membership:
-        """Return a group's relation to its job's quorum. `digest` is the digest of the secret that it presents."""
+        """Return the group's membership in its job's quorum, which it proves with a secret that has this `digest`."""
         ...
 
     def report_exit(self, job: str, replica_id: str, reason: str, evidence: RankEvidence) -> bool:
@@ -302,7 +302,7 @@ class RunDriver(MachineDriver[events.RunEvent, events.RunEffect]):
         ports: Ports,
         owner: RunOwner,
     ) -> None:
-        """Create the driver of a run. `store` holds its record and keys."""
+        """Create the driver of a run. `store` holds the run's record and keys, and `owner` is the job registry."""
         super().__init__(machine, ports)
         self.name = name
         self.machine = machine
@@ -320,7 +320,7 @@ class RunDriver(MachineDriver[events.RunEvent, events.RunEffect]):
     def open_rank(self, entry: run.RankHello, peer: Peer[run.ToRunRank]) -> int:
         """Open a rank's stream and return the stream's number.
 
-        Refuse a process that lacks the secret of the slot's rank before it can replace that rank's stream.
+        Refuse a process if its slot belongs to a rank with another secret. The stream of that rank then stays open.
         """
         session, asked = next(self._numbers), entry.rank
         ranks = self.machine.generations.ranks
@@ -396,7 +396,10 @@ class RunDriver(MachineDriver[events.RunEvent, events.RunEffect]):
         )
 
     def _report_exit(self, entry: run.SupervisorHello, lost: run.ProcessLost) -> bool:
-        """Report the process's exit to the job. Return whether it may explain the loss of a replica group."""
+        """Pass a supervisor's report of an exited process to the job.
+
+        Return whether the exit may explain the loss of a replica group.
+        """
         group, slot = group_of_supervisor(entry.name), lost.rank.slot
         slots = self.machine.supervisors.slots_of(group)
         group_rank = slots.index(slot) if slot in slots else slot
@@ -440,7 +443,10 @@ class RunDriver(MachineDriver[events.RunEvent, events.RunEffect]):
         return self.machine.generations.steps
 
     def collect_evidence(self, request: EvidenceRequest, deliver: Deliver) -> None:
-        """Collect evidence from the requested ranks, or from all active ranks if the request names none."""
+        """Collect evidence from the requested ranks, or from all active ranks if the request names none.
+
+        Pass each rank's evidence to `deliver`, and EvidenceDone at the end.
+        """
         generations = self.machine.generations
         here = generations.ranks.live_ranks
         ranks = here if request.group_ranks else [rank for rank in here if rank.rank in generations.current.active]
@@ -471,7 +477,7 @@ class RunDriver(MachineDriver[events.RunEvent, events.RunEffect]):
         self._feed(events.ResumeAsked())
 
     def put_key(self, generation: int, kind: run.KeyKind, name: str, value: bytes, *, slot: int, secret: str) -> None:
-        """Set a key. It is durable when this method returns.
+        """Set a key for the rank in `slot`, which must have the `secret`. The key is durable when this returns.
 
         Raises:
             NotPermitted: The caller is not a rank of the run.

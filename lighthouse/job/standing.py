@@ -55,7 +55,10 @@ Outcome = QuorumOrder | ResendQuorum | None
 
 
 class Standing:
-    """Phase and leases of the current or most recent standing quorum. Times are from the monotonic clock."""
+    """Current or most recent standing quorum of a job, with its phase and its members' leases.
+
+    The managers of a standing quorum start steps without asking the lighthouse. Times are from the monotonic clock.
+    """
 
     def __init__(self) -> None:
         self.quorum: Quorum | None = None
@@ -105,7 +108,10 @@ class Standing:
         return QuorumOrder(self.quorum.quorum_id if self.quorum else 0, self.phase, self.upto, self.reason, self.lost)
 
     def order_for_held(self, replica_id: str, incarnation: str, held: HeldQuorum | None) -> QuorumOrder | None:
-        """Return the order for a member that holds the quorum `held`: a revoke if that is not the current quorum."""
+        """Return the current order for a member, or a revoke if it holds a quorum that is not the current one.
+
+        Return None if `held` is None: the member holds no quorum.
+        """
         if held is None:
             return None
         if self.is_holder(replica_id, incarnation) and self.quorum and held.quorum_id == self.quorum.quorum_id:
@@ -113,7 +119,7 @@ class Standing:
         return QuorumOrder(held.quorum_id, QuorumPhase.REVOKED, reason="the lighthouse no longer holds this quorum")
 
     def leases_free_at(self, chosen: Iterable[Group] = ()) -> float:
-        """Return when leases no longer prevent the joined groups `chosen` from forming a quorum (rule 4).
+        """Return when leases no longer prevent the joined groups `chosen` from forming a quorum (standing.py, rule 4).
 
         If `chosen` includes a member, only the leases of members that have not reported since the restart count.
         """
@@ -166,10 +172,9 @@ class Standing:
             self._free_at = self._all_reported_at = until
 
     def revoke_unknown_holders(self, until: float, reason: str) -> QuorumOrder | None:
-        """Revoke the quorum and wait for all leases, because the journal is outdated.
+        """Revoke the quorum, because the journal is outdated, and wait until all leases have expired.
 
-        Members missing from the journal may hold a quorum until `until`, and members of the current quorum until their
-        leases expire.
+        Groups that the journal does not list as members may have leases until `until`.
         """
         order = None if self.is_unheld else self.revoke_quorum(reason)
         self._returns_until = self._returns_at_most = max(until, self.leases_free_at())
@@ -192,7 +197,7 @@ class Standing:
     def handle_held_quorum(
         self, replica_id: str, incarnation: str, held: HeldQuorum | None, now: float
     ) -> QuorumOrder | None:
-        """Handle the quorum state in a member's hello or heartbeat, and return the resulting order."""
+        """Handle the quorum state in a member's hello or heartbeat. Return an order for all members, or None."""
         lease = self._lease_of_reporter(replica_id, incarnation)
         if lease is None or self.phase in (QuorumPhase.NONE, QuorumPhase.REVOKED):
             return None
@@ -225,7 +230,10 @@ class Standing:
         return self._note_grant(replica_id, committed, is_spent=True) or order
 
     def handle_member_join(self, participant: Participant, now: float) -> Outcome:
-        """Handle a member's request for the next quorum, and return the resulting order or the quorum to resend."""
+        """Handle a member's request for the next quorum.
+
+        Return an order for all members, an instruction to resend the quorum to this member, or None.
+        """
         lease = self._lease_of_reporter(participant.replica_id, participant.incarnation)
         if lease is None or self.quorum is None or self.phase in (QuorumPhase.NONE, QuorumPhase.REVOKED):
             return None
@@ -261,13 +269,13 @@ class Standing:
             self._free_at = None
 
     def handle_member_leave(self, replica_id: str, incarnation: str) -> QuorumOrder | None:
-        """Handle a member that has left cleanly. A resumed quorum continues, because it no longer needs the member."""
+        """Handle a member that has left cleanly. Revoke the quorum if it needs the member and is not RESUMED."""
         if self.phase is QuorumPhase.RESUMED or not self._is_needed(replica_id, incarnation):
             return None
         return self._revoke_without(replica_id, "has left")
 
     def _revoke_without(self, replica_id: str, reason: str) -> QuorumOrder | None:
-        """Revoke the quorum because of a lost member. If it is already revoked, add the member to the order."""
+        """Revoke the quorum because of a lost member. If it is already revoked, name the member in the order."""
         if self.phase is QuorumPhase.REVOKED and not self.lost:
             self.reason, self.lost = f"{replica_id}: {reason}", replica_id
             return self.current_order()
@@ -360,7 +368,7 @@ class Standing:
         return self._resume_when_reported() if self.phase is QuorumPhase.RECALLED else self._end_when_done()
 
     def _resume_when_reported(self) -> QuorumOrder | None:
-        """When all members have reported their grants, resume the quorum up to the last step that all can complete."""
+        """Once all members have reported the newest step that they started, resume up to the last that all can do."""
         if self.phase is not QuorumPhase.RECALLED or self._awaited:
             return None
         granted = [lease.granted or 0 for lease in self.leases.values()]
@@ -375,7 +383,7 @@ class Standing:
         return self._end_when_done() or self.current_order()
 
     def _end_when_done(self) -> QuorumOrder | None:
-        """If a member has left, end the quorum once all members have completed their last step (rule 3)."""
+        """If a member has left, end the quorum once all members have completed the last step (standing.py, rule 3)."""
         if self.phase is not QuorumPhase.RESUMED or not self._has_leaver or self._awaited:
             return None
         left = next(name for name, lease in self.leases.items() if lease.has_left)

@@ -249,7 +249,7 @@ TOGETHER_S = 1.0
 
 
 class Timeline:
-    """Newest events of a job, for display. Equal events within TOGETHER_S share an entry."""
+    """Newest events of a job, for display. Events of the same kind and text within TOGETHER_S share an entry."""
 
     def __init__(self, limit: int = ENTRIES_KEPT) -> None:
         self._entries: deque[TimelineEntry] = deque(maxlen=limit)
@@ -276,11 +276,11 @@ def _is_same(newest: TimelineEntry, at_unix_s: float, kind: TimelineKind, text: 
 
 
 class TimelineWriter(Timeline):
-    """Timeline that the machine's effects and the steps of the groups fill.
+    """Timeline that is filled from the quorum machine's effects and the groups' steps.
 
-    A participant below its quorum's highest step is healing. It has healed once it works on a later step or joins at or
-    above that step. A group that is catching up works on later steps during its heal, so for this group only a join
-    shows that it has healed.
+    A participant below its quorum's highest step is healing. It has healed once it works on a later step, or joins at
+    that step or a later one. A group that is catching up works on later steps while it heals, so only its join shows
+    that it has healed.
     """
 
     def __init__(self, job: Job) -> None:

@@ -236,7 +236,7 @@ class LighthouseDaemon:
             )
 
     async def _sample(self) -> None:
-        """Sample each job's progress periodically, for the graphs of the dashboard, and write the ledger."""
+        """Periodically sample each job's progress for the dashboard, and write the ledger of the groups' time."""
         written = time.time() // LEDGER_EVERY_S
         while True:
             await asyncio.sleep(SAMPLED_EVERY_S)
@@ -332,7 +332,7 @@ class LighthouseDaemon:
     def lead(self) -> None:
         """Load the records and start serving as the leader.
 
-        Groups may still be training under standing quorums from the previous leader, as after a restart.
+        As after a restart of the lighthouse, groups may still be training under the previous leader's standing quorums.
         """
         assert self._shared is not None
         self._jobs.load_records(self._shared.records.load())
@@ -394,7 +394,7 @@ async def serve(config: LighthouseConfig, announce_fd: int | None, stop: StopReq
 
 
 def _is_busy() -> bool:
-    """Return whether this host has more runnable tasks than CPUs, or False if it does not show its load."""
+    """Return whether this host has more runnable tasks than CPUs, or False if its load cannot be read."""
     try:
         running = int(Path("/proc/loadavg").read_text().split()[3].partition("/")[0])
     except (OSError, ValueError, IndexError):

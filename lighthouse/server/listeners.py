@@ -115,7 +115,7 @@ class ListenerSecurity:
             )
 
     def greet(self, port: int) -> None:
-        """Log how to get the join string if the credentials are new. If other hosts need no TLS, only warn."""
+        """Log how to get the join string of new credentials, or a warning if other hosts can connect without TLS."""
         if self._is_exposed and self._config.insecure:
             log.warning(
                 "INSECURE: other hosts reach this lighthouse without TLS: anyone can join jobs and read model weights; "

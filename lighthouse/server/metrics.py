@@ -266,7 +266,7 @@ def _slow_families(slowness: Mapping[str, Sequence[Slowness]]) -> Iterator[Metri
 
 
 def _account_families(accounts: Mapping[str, JobAccount], now: float) -> Iterator[Metric]:
-    """Yield the metrics of each job's training and what failures cost: steps, heals, waits and goodput."""
+    """Yield the metrics of each job's training and of the cost of failures: steps, heals, waits and goodput."""
     commits = _counter("lighthouse_commits", "Committed steps, summed over replica groups")
     discards = _counter("lighthouse_discards", "Discarded steps, summed over replica groups, by reason", "reason")
     heals = _counter("lighthouse_heals", "Number of times that a replica group copied the state of another one")

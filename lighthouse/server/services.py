@@ -198,7 +198,10 @@ class RunService:
             self._audit.refuse(call.principal, call.caller, what, ALREADY if can_stop_run else NO_PART, target)
 
     def _get(self, call: Call) -> RunDriver:
-        """Return the driver of the run that a process joins. Charge the process and a new run to the peer's limits."""
+        """Return the driver of the run that a process joins.
+
+        Count the process, and the run if it is new, against the limits of the client's address.
+        """
         self._peers.charge(call.peer, Resource.PROCESSES)
         if not self._runs.has_processes(*_named(call)):
             self._peers.charge(call.peer, Resource.RUNS)
@@ -264,7 +267,8 @@ def _named(call: Call) -> tuple[str, str]:
 def _group_of(entry: SupervisorHello, call: Call) -> str:
     """Return the replica group for which a supervisor acts, to check the caller's permission.
 
-    A name such as a/1 is ambiguous: host 1 of group a, or group a/1. It means group a if the caller is bound to a.
+    A supervisor's name such as a/1 may stand for host 1 of group a or for group a/1. It stands for group a if the
+    caller's credential is bound to a.
     """
     group = group_of_supervisor(entry.name)
     return group if group == call.principal.replica_id else entry.name
@@ -321,7 +325,8 @@ class IncidentService:
 
         Args:
             job: The job. If empty, the call's metadata names the job.
-            of_ranks: Ranks (`b/1`), replica groups or runs (`b`). If empty, the quorum or, without one, the job's runs.
+            of_ranks: Ranks (`b/1`), replica groups or runs (`b`). If empty, all ranks of the quorum or, without a
+                quorum, of the job's runs.
             call: The call.
 
         Raises:
@@ -409,7 +414,7 @@ class LighthouseService:
         self._statuses = Snapshots[tuple[str, bool], bytes]()
 
     def services(self, more: Mapping[str, Entry] | None = None) -> Mapping[str, Mapping[str, Entry]]:
-        """Return the RPC handlers by service and method. `more` contains further methods of `LighthouseService`."""
+        """Return the RPC handlers by service and method. `more` is added to all services except torchft's."""
         documented: dict[str, Entry] = {
             "Quorum": Method(lighthouse_pb2.LighthouseQuorumRequest, self.quorum),
             "Heartbeat": Method(lighthouse_pb2.LighthouseHeartbeatRequest, self.heartbeat),
@@ -539,7 +544,10 @@ class LighthouseService:
             request.heartbeat.ClearField("progress")
 
     def _enter(self, replica_id: str, call: Call) -> JobDriver:
-        """Return the driver of the job that a group joins. Charge a new job and a new id to the peer's limits."""
+        """Return the driver of the job that a group joins.
+
+        Count the job and the replica_id, if they are new, against the limits of the client's address.
+        """
         job = job_of(call, replica_id=replica_id)
         driver = self._jobs.peek(job)
         if driver is None:
@@ -549,7 +557,7 @@ class LighthouseService:
         return self._jobs.get_job(job)
 
     async def _kill(self, address: str, msg: str, time_left_s: float) -> None:
-        """Kill a replica group that has no session, by calling its manager.
+        """Kill a replica group that has no session, by calling its manager at `address`.
 
         If the manager disconnects during the call, the group counts as killed.
         """

@@ -25,7 +25,7 @@ class PreemptionWebhook:
         self._tasks: set[asyncio.Task[None]] = set()
 
     def post(self, job: str, replica_id: str, notice: PreemptionNotice) -> None:
-        """Start to post a notice in the background, unless MAX_PENDING posts are pending."""
+        """Post a notice in the background. If MAX_PENDING posts are pending, log an error instead."""
         if len(self._tasks) >= MAX_PENDING:
             log.error("%s: %d requests are pending; the notice of %s is not posted", self._shown, MAX_PENDING,
                       replica_id, extra=event("webhook_full"))  # fmt: skip

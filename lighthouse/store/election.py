@@ -52,11 +52,11 @@ class CandidateHost(Protocol):
         ...
 
     def leadership_began(self, term: int, revision: int) -> None:
-        """Handle this candidate's election. It created the leader's key at `revision`, on which its writes depend."""
+        """Handle this candidate's election. Its writes require that the leader's key was created at `revision`."""
         ...
 
     def leadership_ended(self, reason: str) -> None:
-        """Handle the end of this candidate's leadership, before this process can send anything else."""
+        """Handle the end of this candidate's leadership. Called before this process can send anything else."""
         ...
 
     def leader_changed(self, leader: Leader | None) -> None:
@@ -140,7 +140,9 @@ RETRY_S = 0.05
 
 
 class SharedStore:
-    """Connects a lighthouse to an etcd cluster: leader election, records and output gate.
+    """Connects a lighthouse to an etcd cluster: elects a leader, and stores the leader's records.
+
+    The output gate holds back messages until the records on which they depend are stored.
 
     Args:
         client: Client for the cluster, not yet open.
@@ -214,7 +216,7 @@ class SharedStore:
         return self._driver.status() if self._driver is not None else None
 
     def give_up(self, status: int) -> None:
-        """Give up the leadership, because a record cannot be written. The exit `status` is ignored."""
+        """Give up the leadership, because a record cannot be written. Ignore `status`: the process does not exit."""
         self._refuse("its records cannot be written")
 
     # -- the candidate's effects

@@ -56,16 +56,23 @@ class DamagedRecord(WrongState):
 
 
 def parts_of(record: bytes, name: str) -> bytes:
-    """Return the key prefix of a record's parts. `record` is the record's key, `name` the name of the set of parts."""
+    """Return the key prefix of the parts of a record.
+
+    `record` is the record's key, and `name` the name of the set of parts, as returned by `split`.
+    """
     return record + f"/part/{name}/".encode()
 
 
 def split(record: bytes, raw: bytes) -> tuple[str, list[Put]]:
     """Split a record that is too long for one request into parts.
 
+    Args:
+        record: Key of the record.
+        raw: Compressed value of the record.
+
     Returns:
-        The name of the set of parts, and the rows to write, in order. The last one is the record's own key, which
-        refers to the set.
+        The name of the set of parts, and the rows to write, in order. The last row has the record's own key, and its
+        value refers to the set.
     """
     name = hashlib.sha256(raw).hexdigest()[:16]
     pieces = [raw[start : start + RECORD_BYTES] for start in range(0, len(raw), RECORD_BYTES)]
@@ -115,7 +122,7 @@ BATCH_BYTES = 256 * 1024
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """Changes to write in one transaction."""
+    """Changes to write to etcd in one transaction."""
 
     revision: int  # revision at which the leader's key was created
     version: int  # version of the leader's key before this batch
@@ -128,7 +135,8 @@ class EtcdStore(Records):
     Args:
         prefix: Prefix for all keys.
         wake: Called when changes are queued.
-        hold: Blocks the lighthouse's later output. Returns a function that releases it.
+        hold: Called for each queued change. Holds back the lighthouse's later output until the function that it
+            returns is called.
     """
 
     def __init__(self, prefix: str, wake: Callable[[], None], hold: Callable[[], Callable[[], None]]) -> None:
@@ -171,7 +179,13 @@ class EtcdStore(Records):
             )
 
     def begin(self, term: int, revision: int) -> None:
-        """Start accepting changes. Each write is conditional on `revision`, at which the leader's key was created."""
+        """Start accepting changes.
+
+        Args:
+            term: Number of this leadership, which grows with each leader.
+            revision: Revision of etcd at which this lighthouse created the leader's key. Writes fail once that key is
+                gone.
+        """
         self.term, self._revision, self._version = term, revision, 1
         self.is_leading = True
 
@@ -192,7 +206,7 @@ class EtcdStore(Records):
         return self._batch
 
     def written(self) -> None:
-        """Remove the current batch, which etcd has acknowledged, and release the output that is waiting for it."""
+        """Remove the current batch, which etcd has acknowledged, and release the output held back for it."""
         assert self._batch is not None
         releases = [self._changes.popleft()[1] for _ in self._batch.changes]
         self._batch = None
@@ -203,7 +217,8 @@ class EtcdStore(Records):
     def _next_changes(self) -> Iterable[Change]:
         """Yield the changes of the next batch.
 
-        etcd rejects a transaction that changes a key twice, so the deletion of a range is a separate batch.
+        etcd rejects a transaction that changes a key twice, so a batch contains each key only once. The deletion of a
+        range, which may overlap with other changes, is a separate batch.
         """
         seen: set[bytes] = set()
         size = 0
@@ -264,7 +279,7 @@ def _operation(change: Change) -> Json:
 
 
 def was_written(batch: Batch, leader: KeyValue | None) -> bool:
-    """Return whether an earlier attempt has already written a batch whose transaction was rejected.
+    """Return whether etcd rejected a batch because an earlier attempt has already written it.
 
     Args:
         batch: The rejected batch.

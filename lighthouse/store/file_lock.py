@@ -23,7 +23,10 @@ _POLL_S = 0.01
 
 
 class FileLock:
-    """Exclusive lock on the file `path`. `owner` describes this process in the errors that other processes get."""
+    """Exclusive lock on the file `path`.
+
+    `owner` describes this process in the error of any other process that tries to take the lock.
+    """
 
     def __init__(self, path: Path, owner: str = "") -> None:
         self._path = path
@@ -108,7 +111,10 @@ def _is_name_of(path: Path, fd: int) -> bool:
 
 
 def _may_be_alive(holder: dict[str, object]) -> bool:
-    """Return whether the holder may be alive. A holder on another host cannot be checked and is assumed to be alive."""
+    """Return whether the process that `holder`, the content of the lock file, describes may be alive.
+
+    A process on another host cannot be checked and is assumed to be alive.
+    """
     pid = holder.get("pid")
     if not isinstance(pid, int) or holder.get("host") != socket.gethostname():
         return "pid" in holder

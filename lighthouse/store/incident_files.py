@@ -102,7 +102,7 @@ class IncidentFiles:
             self._has_failed = True
 
     def _prune(self) -> None:
-        """Delete files until at most LIMIT incidents and MAX_FOLDER_BYTES are left, divided evenly among the jobs."""
+        """Delete files, each the oldest of the largest job, until at most LIMIT files and MAX_FOLDER_BYTES are left."""
         kept = [(path.stem, self._jobs.get(path.stem, ""), path.stat().st_size) for path in self._paths()]
         for id in surplus(kept, LIMIT, MAX_FOLDER_BYTES):
             (self.folder / f"{id}.json").unlink(missing_ok=True)

@@ -34,9 +34,9 @@ class Leader:
 
 
 def difference(own: Leader, other: Leader) -> str:
-    """Return a warning if the two lighthouses have different CAs, or an empty string.
+    """Return a warning if the two lighthouses have different CAs (certificate authorities), or an empty string.
 
-    Clients that trust one of them would then reject the other.
+    Clients that trust one of the CAs would reject the other lighthouse.
     """
     if own.ca_pin == other.ca_pin:
         return ""
@@ -166,7 +166,7 @@ class GrantLease:
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """Request to create the leader's key under `lease`, unless it exists, and to increment the term."""
+    """Request to become the leader: unless the leader's key exists, create it under `lease` and increment the term."""
 
     number: int
     lease: int
@@ -428,7 +428,7 @@ class Candidate:
         return self._step_down(f"its lease was not renewed for {FENCE_SHARE:.0%} of its time{why}", now)
 
     def _step_down(self, reason: str, now: float) -> Sequence[Effect]:
-        """Become a follower. Revoke the lease, so that another leader can be elected before it expires."""
+        """Become a follower. Revoke the lease, so that another leader can be elected before the lease expires."""
         lease, self._lease = self._lease, None
         self._ended_lease = lease if lease is not None else self._ended_lease
         was_leading = self._role is Role.LEADING

@@ -56,7 +56,7 @@ class Keys:
         return self._key("key", *name) + b"/"
 
     def run_keys_from(self, name: RunName, generation: int) -> bytes:
-        """Return the prefix of a run's keys in `generation`, which sorts after the keys of earlier generations."""
+        """Return the prefix of a run's keys in `generation`. The prefix sorts after all keys of earlier generations."""
         return self.run_keys(name) + padded(generation).encode() + b"/"
 
     def run_key(self, run: RunName, row: Row) -> bytes:
@@ -110,11 +110,14 @@ class Records(ABC):
 
     @abstractmethod
     def _write(self, changes: Sequence[Change]) -> None:
-        """Write all changes, or queue them and hold back output until they are written. Raise an error if both fail."""
+        """Write all changes, or queue them and hold back output until they are written.
+
+        Raise an error if the changes can be neither written nor queued.
+        """
 
     @abstractmethod
     def _damaged(self, key: bytes, what: str) -> WrongState:
-        """Return the error for a row that cannot be read."""
+        """Return the error for a damaged row. `what` says what is wrong, for example "is of an unknown kind"."""
 
     def load(self) -> Mapping[str, QuorumRecord]:
         return dict(self._jobs)
@@ -124,7 +127,7 @@ class Records(ABC):
         return self.forgotten_id if record is None else record.quorum_id
 
     def commit(self, job: str, record: QuorumRecord) -> None:
-        """Store a job's record. Raise ValueError if its quorum id is lower than the job's last one."""
+        """Store a job's record. Raise ValueError if its quorum id is lower than that of the job's stored record."""
         last = self._jobs.get(job)
         if last is not None and record.quorum_id < last.quorum_id:
             raise ValueError(f"{job} named quorum {last.quorum_id}; its ids must not go back to {record.quorum_id}")
@@ -133,7 +136,10 @@ class Records(ABC):
         self._jobs[job] = record
 
     def forget(self, job: str) -> None:
-        """Delete a job's record except for its last quorum id. Keep the newest FORGOTTEN_JOBS of such ids."""
+        """Delete a job's record except for its last quorum id.
+
+        The FORGOTTEN_JOBS jobs that were forgotten last keep their own ids. Of all older ids, only the highest is kept.
+        """
         if (last := self._jobs.get(job)) is None:
             return
         record = QuorumRecord(last.quorum_id)
@@ -176,7 +182,7 @@ class Records(ABC):
         self._runs[name] = replace(saved, keys=(*(old for old in saved.keys if old[:3] != row[:3]), row))
 
     def take_rows(self, rows: Iterable[tuple[bytes, bytes]]) -> None:
-        """Replace the records in memory with those in `rows`, which must be in the order of their last change."""
+        """Replace the records in memory with those in `rows`, which must start with the least recently changed one."""
         self._jobs, self._runs, self.forgotten_id = {}, {}, 0
         run_keys: dict[RunName, list[Row]] = {}
         for key, value in rows:

@@ -213,7 +213,10 @@ def _checksum(key: bytes, value: bytes) -> int:
 
 
 def _get_rows(db: sqlite3.Connection, path: Path) -> list[tuple[bytes, bytes]]:
-    """Return all rows but the term, in the order of their last change. Raise DamagedJournal if a checksum is wrong."""
+    """Return all rows except that of the term, the least recently changed first.
+
+    Raise DamagedJournal if a checksum is wrong. The error names `path`.
+    """
     rows: list[tuple[bytes, bytes]] = []
     for name, value, checksum in db.execute("SELECT key, CAST(value AS BLOB), checksum FROM record ORDER BY rowid"):
         key = str(name).encode(errors="replace")
@@ -260,7 +263,7 @@ class Journal(Records):
         """Lock the file, check it and increment its term. Create the file if it is missing or empty.
 
         Returns:
-            The new term.
+            The new term, which is the number of times that the file was claimed.
 
         Raises:
             WrongState: If another process uses the file, or it is damaged. The file is unchanged.

@@ -60,7 +60,7 @@ class HostHello:
 
 @dataclass(frozen=True, slots=True)
 class HostHeartbeat:
-    """Heartbeat between host 0 and another host, in both directions. It detects lost connections."""
+    """Heartbeat between host 0 and another host, in both directions. A side that hears none closes the connection."""
 
     kept: Annotated[tuple[KeptState, ...], EntryCount(MAX_GROUP_WORLD_SIZE)] = ()  # by the ranks of the sender's host
 

@@ -78,7 +78,7 @@ class Participant:
 
     @property
     def requested_step(self) -> int:
-        """The step for which the group requests a quorum. A group that is behind heals and takes a later step."""
+        """The step for which the group requests a quorum: `works_at` if set, otherwise `step`."""
         return self.step if self.works_at is None else self.works_at
 
     @property

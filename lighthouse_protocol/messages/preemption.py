@@ -19,13 +19,13 @@ class PreemptionNotice:
     is_advice: bool = False  # the host is only likely to be taken away (AWS rebalance recommendation)
 
     def left_s(self, now_unix_s: float) -> float | None:
-        """Return the seconds until the host is taken away, at least 0, or None if unknown."""
+        """Return the seconds until the host is taken away, 0 if that time has passed, or None if it is unknown."""
         return None if self.ends_at_unix_s is None else max(0.0, self.ends_at_unix_s - now_unix_s)
 
 
 @dataclass(frozen=True, slots=True)
 class PreemptionReport:
-    """Report of a notice, from a manager to the lighthouse, or from a host's supervisor to the one on host 0."""
+    """Reports a notice or its withdrawal, from a manager to the lighthouse or from a supervisor to host 0."""
 
     notice: PreemptionNotice | None  # None if the notice was withdrawn
 
@@ -42,7 +42,7 @@ class PreemptionNoted:
 
 @dataclass(frozen=True, slots=True)
 class PreemptionChanged:
-    """Notice that a manager forwards to its ranks."""
+    """Sent by a manager to its ranks when a host of the group will be taken away, or a notice is withdrawn."""
 
     notice: PreemptionNotice | None  # None if the notice was withdrawn
     should_save: bool = False  # no other group stays, so the rank saves a checkpoint before it exits

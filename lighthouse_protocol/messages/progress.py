@@ -290,7 +290,7 @@ class GroupView:
 
 
 class RankState(StrEnum):
-    """State of a rank, from worst to best."""
+    """State of a rank. The members are ordered from worst to best."""
 
     BEHIND = "behind"  # furthest behind during a stall
     LOST = "lost"  # the replica group or the process is not alive

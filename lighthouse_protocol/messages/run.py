@@ -128,13 +128,13 @@ class RankHello:
 
     @property
     def is_first(self) -> bool:
-        """True if the process is the first in its slot and neither it nor its supervisor has received a generation."""
+        """True for the first process in a slot, until it or its supervisor has received a generation."""
         return self.attempt == 0 and self.seen is None and self.generation is None
 
 
 @dataclass(frozen=True, slots=True)
 class RunStopped:
-    """The run has been stopped, and forms no new generation unless an operator resumes it."""
+    """Announces that the run has been stopped. It forms no new generation unless an operator resumes it."""
 
     reason: Reason
     who: Reason  # requester; empty for the lighthouse
@@ -203,7 +203,7 @@ class FinishReport:
 
 @dataclass(frozen=True, slots=True)
 class CloseReport:
-    """Request to end an elastic run for all its ranks, even if some have not finished."""
+    """Request by a rank to end its elastic run for all ranks, even if some have not finished."""
 
 
 FromRunRank = RankHello | RankHeartbeat | ReadyReport | FailureReport | FinishReport | CloseReport | SelfReport
@@ -282,7 +282,7 @@ class SupervisorHello:
 
 @dataclass(frozen=True, slots=True)
 class SupervisorHeartbeat:
-    """Heartbeat from a supervisor. It also detects a connection that was lost without being closed."""
+    """Periodic report by a supervisor on its restarts and processes. Sending it also reveals a lost connection."""
 
     budget_used: Age = 0.0  # share of the restart budget, 0 to 1
     restarts: Count = 0  # since the start of the supervisor
@@ -301,7 +301,7 @@ class ProcessLost:
 
 @dataclass(frozen=True, slots=True)
 class StopAsked:
-    """Request to stop the whole run, because a rank exited with status 130 or the restart budget is exhausted."""
+    """Supervisor's request to stop the run: a rank exited with status 130, or the restart budget is exhausted."""
 
     reason: Reason
 

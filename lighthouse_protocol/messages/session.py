@@ -35,7 +35,7 @@ from lighthouse_protocol.refusals import LighthouseError
 
 
 class HoldState(StrEnum):
-    """State of a manager's standing quorum, which determines the steps that the manager may grant its ranks."""
+    """State of a manager's standing quorum, under which it lets its ranks start steps without asking the lighthouse."""
 
     STANDING = "standing"  # grants further steps
     RECALLED = "recalled"  # grants no step beyond its highest grant
@@ -47,7 +47,7 @@ class HoldState(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class HeldQuorum:
-    """The standing quorum that a manager has, and the steps that the manager has granted under it."""
+    """A manager's standing quorum, and the steps that the manager has let its ranks start under it."""
 
     quorum_id: QuorumId
     mode: HoldState
@@ -56,7 +56,7 @@ class HeldQuorum:
 
 
 class QuorumPhase(StrEnum):
-    """State of a standing quorum at the lighthouse, which determines what its managers must do."""
+    """Phase of a standing quorum, set by the lighthouse. It determines which steps managers may grant their ranks."""
 
     NONE = "none"  # no standing quorum: every step requires a request to the lighthouse
     RETURNING = "returning"  # the lighthouse has restarted: managers in the quorum may continue and must reconnect
@@ -68,7 +68,7 @@ class QuorumPhase(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class QuorumOrder:
-    """Order from the lighthouse to the managers in a standing quorum."""
+    """Order from the lighthouse to the managers in a standing quorum: act according to `phase`."""
 
     quorum_id: QuorumId
     # A phase that this version does not know stops the group, which then joins the next quorum.
@@ -244,7 +244,7 @@ class KillRequest:
 class Goodbye:
     """Announces that the lighthouse is closing the session.
 
-    The lighthouse is shutting down, the group has opened a newer session, or the group has left.
+    It is sent when the lighthouse shuts down, the group has opened a newer session, or the group has left.
     """
 
     reason: Reason = ""
@@ -284,7 +284,7 @@ ToManager = (
 
 @dataclass(frozen=True, slots=True)
 class EvidenceOffer:
-    """How to obtain a rank's stack traces even while its Python interpreter is blocked."""
+    """Signal and file descriptor that yield a rank's stack traces even while its Python interpreter is blocked."""
 
     signal: Count = 0  # signal that makes the rank write its stacks; 0 if there is none
     descriptor: Count = 0  # the rank's file descriptor to which the stacks are written
@@ -292,7 +292,7 @@ class EvidenceOffer:
 
 @dataclass(frozen=True, slots=True)
 class WatchHello:
-    """First message of a watch, in which a rank describes its process."""
+    """First message of a watch (a rank's stream to its manager), in which the rank describes its process."""
 
     group_rank: GroupRank
     rank_incarnation: FilledText  # new at every start of the process
@@ -353,7 +353,7 @@ class Waiting:
 
 @dataclass(frozen=True, slots=True)
 class Killed:
-    """Order to exit the process with status 1."""
+    """Order from a manager to a rank to exit with status 1."""
 
     reason: Reason
 

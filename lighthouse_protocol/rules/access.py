@@ -151,7 +151,10 @@ def is_mutating(path: str) -> bool:
 
 
 def check(path: str, principal: Principal, port: int = LIGHTHOUSE_PORT) -> None:
-    """Raise NotPermitted if the principal may not use `path`. The remedy names `port`, the lighthouse's gRPC port."""
+    """Raise NotPermitted if the principal may not use `path`.
+
+    The error message suggests a remedy. `port` is the lighthouse's gRPC port, for the command in that remedy.
+    """
     wanted = needed(path)
     if principal.is_allowed(wanted):
         return

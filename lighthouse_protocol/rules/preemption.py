@@ -62,8 +62,8 @@ def plan(
     Args:
         notice: The most urgent notice, or None if there is none.
         others: Number of other groups that stay, or None if the lighthouse has not answered yet.
-        now_unix_s: Current time.
-        asked_at_unix_s: When the notice was sent to the lighthouse.
+        now_unix_s: Current Unix time in seconds.
+        asked_at_unix_s: When the lighthouse was sent the notice, in Unix time. By default, do not wait for an answer.
     """
     if notice is None:
         return Plan(Action.STAY, "no notice")

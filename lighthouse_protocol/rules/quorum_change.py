@@ -118,7 +118,7 @@ class QuorumWait:
         self._since, self._left_at = now if self._since is None else self._since, None
 
     def pause(self, now: float) -> None:
-        """Pause the wait, because the last waiting request has ended without an answer."""
+        """Pause the wait. Call this when the last waiting request has ended without an answer."""
         if self._since is not None and self._left_at is None:
             self._left_at = now
 
@@ -150,7 +150,7 @@ def operation_name(rank: RankView) -> str:
 
 
 def signature(rank: RankView) -> str:
-    """Return the operation and shape of the rank's most recent collective. All ranks in a collective must agree."""
+    """Return the operation and shape of the rank's most recent collective, which must be equal on all participants."""
     collective = rank.sample.inside or rank.sample.collective
     return " ".join(filter(None, (collective.operation, collective.shape))) if collective is not None else ""
 

@@ -35,7 +35,10 @@ class RestartBudget:
         self._fruitless = 0
 
     def add_failure(self, terms: RunTerms, now: float, *, lasted_s: float, has_stepped: bool) -> float:
-        """Record that a generation failed after `lasted_s` seconds. Return the delay in seconds before the next one."""
+        """Record that a generation failed after `lasted_s` seconds. Return the delay in seconds before the next one.
+
+        `has_stepped` means that a rank advanced to a later step in that generation.
+        """
         if terms.max_restarts is not None:
             recent = [at for at in self.failed_at if now - at < terms.restart_window_s]
             self.failed_at = (*recent, now)[-terms.max_restarts - 1 :]
@@ -45,7 +48,7 @@ class RestartBudget:
         return min(MAX_DELAY_S, terms.restart_delay_s * 2.0 ** min(self._fruitless - 1, 60))
 
     def used_share(self, terms: RunTerms, now: float) -> float:
-        """Return the share of the budget used within the window, from 0 to 1."""
+        """Return the share of the budget used within the window, from 0 to 1, or 0 if restarts are unlimited."""
         if terms.max_restarts is None:
             return 0.0
         recent = sum(now - at < terms.restart_window_s for at in self.failed_at)
@@ -182,12 +185,12 @@ class Peer:
         self.open -= 1
 
     def charge(self, resource: Resource, now: float, amount: float = 1.0) -> None:
-        """Take `amount` of `resource`. Raise LimitReached if less is left."""
+        """Use `amount` of the peer's allowance of `resource`. Raise LimitReached if less is left."""
         if not self.try_charge(resource, now, amount):
             raise exceeded(self.name, resource, self._buckets[resource])
 
     def try_charge(self, resource: Resource, now: float, amount: float = 1.0) -> bool:
-        """Take `amount` of `resource` and return True, or return False if less is left."""
+        """Use `amount` of the peer's allowance of `resource` and return True, or return False if less is left."""
         bucket = self._buckets.get(resource)
         if bucket is None:
             rate = self._limits.rate(resource)

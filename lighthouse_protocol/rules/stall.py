@@ -124,7 +124,7 @@ def find_stall(ranks: Sequence[RankView], *, floor_s: float = FLOOR_S, is_comple
 
 
 def time_left_s(ranks: Sequence[RankView], floor_s: float = FLOOR_S) -> float:
-    """Return the seconds until the ranks count as stalled (rule 2) if none of them makes progress.
+    """Return the seconds until the ranks count as stalled if none of them makes progress.
 
     The result is negative if they count as stalled already.
     """
@@ -154,7 +154,7 @@ def _divergence(ranks: Sequence[RankView]) -> StallVerdict | None:
 
 
 def _unfinished(rank: RankView) -> Iterator[tuple[tuple[GroupKey, int], str]]:
-    """Yield ((process group, number), operation) for each unfinished collective whose operation is known."""
+    """Yield ((process group, collective's number), operation) for each unfinished collective of known operation."""
     for calls in rank.sample.calls:
         if calls.is_inside and calls.operation:
             names = (*calls.before, calls.operation)
@@ -219,9 +219,10 @@ def _verdict(kind: Kind, behind: Iterable[RankView], text: str, ranks: Sequence[
 
 
 def behind_in_groups(ranks: Sequence[RankView], *, is_complete: bool = True) -> list[RankView]:
-    """Return the suspects by number of collectives in each process group (first part of rule 4).
+    """Return the suspects by the number of collectives in each process group.
 
-    They are behind another rank in some process group, and ahead of no rank in any process group.
+    These are the ranks that are behind another rank in some process group, and ahead of no rank in any process group.
+    See find_stall() for `is_complete`.
     """
     if not any(rank.sample.calls for rank in ranks):
         return []
@@ -237,7 +238,7 @@ def behind_in_groups(ranks: Sequence[RankView], *, is_complete: bool = True) -> 
 
 
 def _bounds(ranks: Iterable[RankView]) -> dict[GroupKey, tuple[Place, Place]]:
-    """Return the places of the least and the most advanced rank in each process group."""
+    """Return the Place of the least and of the most advanced rank, by process group."""
     bounds: dict[GroupKey, tuple[Place, Place]] = {}
     for rank in ranks:
         for circle, reached in _places(rank).items():
@@ -265,7 +266,10 @@ def _current_collective(rank: RankView) -> tuple[GroupKey, Order]:
 
 
 def furthest_behind(ranks: Sequence[RankView], *, is_complete: bool = True) -> list[RankView]:
-    """Return the ranks furthest behind by most recent collective, step and phase (second part of rule 4)."""
+    """Return the ranks furthest behind by most recent collective, then by step, then by phase.
+
+    See find_stall() for `is_complete`.
+    """
     least = min((_order(rank.sample) for rank in ranks), default=NOTHING)
     suspectable = [rank for rank in ranks if _is_suspectable(rank.sample, least if is_complete else None)]
     if not suspectable:
@@ -289,9 +293,10 @@ def _is_suspectable(sample: ProgressSample, least: Order | None) -> bool:
 
 
 def _least(ranks: list[RankView], shared: frozenset[str], *, are_behind: bool) -> list[RankView]:
-    """Return the least advanced of `ranks`, which are all at the same step, by their `shared` phases.
+    """Return those of `ranks` that are furthest behind in the `shared` phases. All of `ranks` are at the same step.
 
-    `are_behind` means that all of `ranks` are behind some other rank. If not, return only ranks behind another of them.
+    `are_behind` means that they are all behind a rank outside `ranks`. If False, return only those behind another of
+    `ranks`.
     """
     places = group_ranks(lambda rank: _phases_of(rank.sample, shared), ranks)  # many ranks share few places
     heads = [party[0].sample for party in places]
@@ -348,7 +353,7 @@ class PauseLog:
         self._times: list[tuple[float, float]] = []  # (end, length) of each pause, the newest last
 
     def add_pause(self, by_s: float, now: float) -> None:
-        """Record a pause of `by_s` seconds that ends now. Above MAX_TIMES pauses, merge the two oldest."""
+        """Record a pause of `by_s` seconds that ends now. If there are more than MAX_TIMES, merge the two oldest."""
         self._times.append((now, by_s))
         if len(self._times) > MAX_TIMES:
             (_, first_s), (ended_at, second_s), *newer = self._times
@@ -364,7 +369,7 @@ class PauseLog:
         return min(total_s, age_s)
 
     def without_pauses(self, rank: RankView, now: float) -> RankView:
-        """Return a copy of `rank` with the pauses subtracted from its ages."""
+        """Return a copy of `rank` whose heartbeat and progress ages exclude the pauses."""
         if not self._times:
             return rank
         of_beat_s = self.paused_s(rank.beat_age_s, now)

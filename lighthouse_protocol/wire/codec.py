@@ -36,7 +36,7 @@ class Codec(NamedTuple, Generic[M, P]):
     """Functions that convert between a message class and its protobuf message.
 
     `read` checks the fields and raises InvalidRequest, which names the invalid field. `write` does not check. `fields`
-    returns keyword arguments for `schema`, because protobuf builds a nested message faster from a dict.
+    returns what an enclosing message is built from: a dict, which is faster, or a message if the codec is hand-written.
     """
 
     schema: type[P]
@@ -103,7 +103,7 @@ class Oneof:
     """Codec of a protobuf oneof whose fields are messages. The class of a value selects the field."""
 
     def __init__(self, union: Any, oneof: Any, advisory: Iterable[type[Any]] = ()) -> None:
-        """Compile the codecs. Raise TypeError if the classes of `union` are not the messages of `oneof`.
+        """Compile the codecs. Raise TypeError if the classes of `union` are not the messages of the descriptor `oneof`.
 
         Invalid messages of the `advisory` classes are read as None instead of raising InvalidRequest.
         """
@@ -144,7 +144,10 @@ def _oneof(hint: Any, oneof: Any, scope: dict[str, Any]) -> tuple[str, str]:
 
 
 def _field(hint: Any, field: Any, scope: dict[str, Any]) -> tuple[str, str]:
-    """Return Python source for a field: the dict item that writes it, and the expression that reads it."""
+    """Return Python source for a field: the dict item that writes it, and the expression that reads it.
+
+    Add to `scope` the objects that the source refers to.
+    """
     name = field.name
     hint, constraints = _unwrapped(hint)
     is_optional = get_origin(hint) in (Union, UnionType)
@@ -173,7 +176,10 @@ def _field(hint: Any, field: Any, scope: dict[str, Any]) -> tuple[str, str]:
 
 
 def _value(hint: Any, field: Any, scope: dict[str, Any]) -> tuple[str, str]:
-    """Return two Python expressions, which write and read a value. In both, {} stands for the value."""
+    """Return two Python expressions, which write and read a value. In both, {} stands for the value.
+
+    Add to `scope` the objects that the expressions refer to.
+    """
     name = field.name
     hint, constraints = _unwrapped(hint)
     if field.message_type is not None:
@@ -224,7 +230,7 @@ def _schema_name(cls: type[Any]) -> str:
 
 
 class _Members(dict[Any, StrEnum]):
-    """Enum members by their value on the wire. Returns `unknown` for an unknown value, or raises InvalidRequest."""
+    """Enum members by wire value. An unknown value gives `unknown`, or InvalidRequest if `unknown` is None."""
 
     def __init__(self, field: str, members: Mapping[Any, StrEnum]) -> None:
         super().__init__(members)

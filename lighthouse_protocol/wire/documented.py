@@ -105,7 +105,7 @@ def _participant(member: _Member, identity: tuple[str, str], raw: bytes, **ours:
 
 
 def _ours(member: lighthouse_pb2.QuorumMember) -> dict[str, Any]:
-    """Return the fields that only the native form has."""
+    """Return the fields that only the native form has, as keyword arguments for Participant."""
     return {
         **_named(member, *_NATIVE_ONLY),
         **_given(member, *_NATIVE_OPTIONAL),

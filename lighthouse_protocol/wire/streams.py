@@ -91,7 +91,10 @@ def _inflate(message: Any) -> None:
 
 
 def _write_heartbeat(heartbeat: Heartbeat) -> lighthouse_pb2.Heartbeat:
-    """Write a heartbeat. If its progress exceeds MAX_PROGRESS_BYTES, drop the ranks' times, or if needed all of it."""
+    """Convert a heartbeat to protobuf, with at most MAX_PROGRESS_BYTES of progress.
+
+    If the progress is longer, drop each rank's phase counts and times, and if that is not enough, all progress.
+    """
     message = _HEARTBEAT.write(heartbeat)
     if heartbeat.progress is not None and message.progress.ByteSize() > MAX_PROGRESS_BYTES:
         for rank in message.progress.ranks:
@@ -111,7 +114,10 @@ SESSION_RESPONSES: Stream[ToManager] = _DeflatedStream(ToManager, lighthouse_pb2
 
 
 def accepted_shared(quorum: Quorum, stands: bool, created_at: float, secret: str = "") -> bytes:
-    """Serialise the part of a JoinAccepted that all sessions share, compressed if long. `created_at` is a Unix time."""
+    """Serialise the part of a JoinAccepted that all sessions share, compressed if long.
+
+    `stands` means that this is a standing quorum, and `secret` is shared by its members. `created_at` is a Unix time.
+    """
     native = documented.quorum_to_native(quorum, created_at).quorum
     accepted = lighthouse_pb2.JoinAccepted(quorum=native, stands=stands, secret=secret)
     return _deflate(lighthouse_pb2.SessionResponse(join_accepted=accepted))
@@ -132,7 +138,7 @@ def changed_shared(changed: QuorumChanged) -> bytes:
 
 
 def changed_for(join: int) -> bytes:
-    """Serialise a join's number, to append to the shared part of a QuorumChanged."""
+    """Serialise a join's number, to append to the result of changed_shared()."""
     return lighthouse_pb2.SessionResponse(quorum_changed=lighthouse_pb2.QuorumChanged(join=join)).SerializeToString()
 
 

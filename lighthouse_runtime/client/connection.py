@@ -156,9 +156,9 @@ _BROKEN_WHILE_WRITING = "Internal error from Core"
 
 
 def open_channel(api: Any, coordinator: Coordinator, tls: ClientTls | None) -> Any:
-    """Open a channel of grpc or grpc.aio, which is `api`, to the first address.
+    """Open a gRPC channel to the first address, without TLS if `tls` is None.
 
-    Raise WrongState in a forked child that cannot use gRPC.
+    `api` is the module to use, grpc or grpc.aio. Raise WrongState in a forked child that cannot use gRPC.
     """
     mark_grpc_used()
     address = str(coordinator.addresses[0])
@@ -171,7 +171,8 @@ def open_channel(api: Any, coordinator: Coordinator, tls: ClientTls | None) -> A
 def refusal(error: grpc.RpcError, address: str, timeout_s: float, asked: Coordinator | None = None) -> LighthouseError:
     """Convert the gRPC error of a failed call or stream to a LighthouseError that names the server's `address`.
 
-    `asked` describes the server. Its TLS settings help to explain a failed handshake.
+    `timeout_s` is the timeout of the call. `asked`, if given, has the client's TLS settings, which help to explain a
+    failed handshake.
     """
     assert isinstance(error, grpc.Call | grpc.aio.AioRpcError)
     status, details = error.code(), error.details() or ""
@@ -195,7 +196,10 @@ def refusal(error: grpc.RpcError, address: str, timeout_s: float, asked: Coordin
 
 
 def _unreachable(address: str, details: str, asked: Coordinator | None) -> Unreachable:
-    """Return an exception that explains why gRPC could not connect. `details` is gRPC's message."""
+    """Return an exception that explains why gRPC could not connect.
+
+    `details` is gRPC's message. `asked`, if given, has the client's TLS settings.
+    """
     if "http1.x server" in details or "missing selected ALPN" in details:
         return WrongProtocol(http_port_message(address))
     if "Failed parsing HTTP/2" in details:
@@ -283,7 +287,10 @@ class SyncClient:
             pass  # any refusal is an answer
 
     def _live_channel(self, timeout_s: float, *, waits: bool) -> grpc.Channel:
-        """Return a channel that this process can use, creating it if needed. Raise the errors of fetch_tls()."""
+        """Return a channel that this process can use, creating it if needed. Raise the errors of fetch_tls().
+
+        `timeout_s` limits the time for fetching the CA certificate. With `waits`, retry while the server is down.
+        """
         if os.getpid() != self._pid:
             self._channel, self._pid, self._lock, self._former = None, os.getpid(), threading.Lock(), {}
         channel = self._channel  # another thread may call _move() at any time
@@ -373,7 +380,10 @@ class AsyncClient:
             raise Unreachable(f"{self.address} does not answer within {timeout_s:g} s") from None
 
     async def _live_channel(self, timeout_s: float, *, waits: bool) -> grpc.aio.Channel:
-        """Return the channel, creating it if needed. Raise the errors of fetch_tls()."""
+        """Return the channel, creating it if needed. Raise the errors of fetch_tls().
+
+        `timeout_s` limits the time for fetching the CA certificate. With `waits`, retry while the server is down.
+        """
         if self._channel is None:
             tls = await asyncio.to_thread(fetch_tls, self._coordinator, timeout_s, waits=waits)
             self._channel = self._channel or cast(grpc.aio.Channel, open_channel(grpc.aio, self._coordinator, tls))

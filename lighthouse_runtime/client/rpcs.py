@@ -208,8 +208,8 @@ def incident(id: str, *, timeout_s: float = 10.0) -> Rpc[Incident]:
 def ledger(page: str = "", job: str = "", *, timeout_s: float = 5.0) -> Rpc[tuple[tuple[str, ...], str]]:
     """Return the ledger's lines on the page named `page`, and the name of the next page.
 
-    An empty `page` selects the oldest page, and a day (20261129) the first page since then. The name that follows the
-    last page is empty. With `job`, only the lines of that job are returned.
+    `page` is a name from an earlier call, the first day to read (such as 20261129), or empty for the oldest page. The
+    name that follows the last page is empty. With `job`, only the lines of that job are returned.
     """
     return Rpc(
         LIGHTHOUSE + "Ledger",
@@ -240,8 +240,8 @@ def inject(
 ) -> Rpc[str]:
     """Inject a fault into a rank or a replica group, wait until it has ended, and return the id of its incident.
 
-    Without `group_rank`, the fault affects the whole group or its manager. `seconds` is the duration of a fault that
-    lasts, and `delay_s` the delay of each message if `kind` is SLOW. Cancelling the call ends the fault.
+    Without `group_rank`, the fault affects the whole group or its manager. `seconds` is the duration, for kinds of
+    faults that have one, and `delay_s` the delay of each message if `kind` is SLOW. Cancelling the call ends the fault.
     """
     request = chaos_pb2.InjectRequest(
         replica_id=replica_id, group_rank=group_rank, kind=kind, seconds=seconds, delay_s=delay_s
@@ -333,9 +333,10 @@ def vote(
     wants_next: bool = False,
     wait_for_ready: bool = True,
 ) -> Rpc[Decision]:
-    """Vote on whether to commit a step, and return the decision of all ranks of the group.
+    """Vote on whether to commit a step, wait for the votes of all ranks of the group, and return the decision.
 
-    With `wants_next`, a decision to commit may contain the assignment for the next step, which saves a quorum() call.
+    `quorum_id` is the quorum of the step, or None for the last one that this rank received. With `wants_next`, a
+    decision to commit may contain the assignment for the next step, which saves a quorum() call.
     """
     return Rpc(
         MANAGER + "ShouldCommit",
@@ -352,7 +353,7 @@ def vote(
 def should_commit(
     group_rank: int, step: int, vote: bool, *, timeout_s: float, quorum_id: int | None = None
 ) -> Rpc[bool]:
-    """Vote on whether to commit a step. Return True if the group commits it."""
+    """Vote like vote(), but return only whether the group commits the step."""
     return Rpc(
         MANAGER + "ShouldCommit",
         manager_pb2.ShouldCommitRequest(rank=group_rank, step=step, should_commit=vote, quorum_id=quorum_id),

@@ -244,7 +244,10 @@ def _ipv6_addresses() -> Iterator[tuple[str, str]]:
 
 
 def split_bind(text: str, option: str) -> tuple[str, int]:
-    """Split HOST:PORT, [V6]:PORT or :PORT (all addresses) into host and port. Raise InvalidRequest for other text."""
+    """Split HOST:PORT, [V6]:PORT or :PORT (all addresses) into host and port.
+
+    Raise InvalidRequest for other text. The error names `option`, the command-line option that has this value.
+    """
     address = parse_address(f"[::]{text}" if text.startswith(":") and not text.startswith("::") else text, option)
     if address.port is None:
         raise InvalidRequest(f"{text!r} has no port; write host:port, or host:0 for a free one", field=option)
@@ -252,7 +255,7 @@ def split_bind(text: str, option: str) -> tuple[str, int]:
 
 
 def check_bind(text: str, option: str) -> None:
-    """Raise ValueError if `text` is not an address to listen on."""
+    """Raise ValueError if `text`, the value of `option`, is not an address to listen on."""
     try:
         split_bind(text, option)
     except InvalidRequest as e:
@@ -311,7 +314,10 @@ def is_http_url(text: str) -> bool:
 
 
 def check_host(host: str, option: str) -> None:
-    """Raise InvalidRequest unless `host` is an address or name without a port, and not a wildcard address."""
+    """Raise InvalidRequest unless `host`, the value of `option`, is a name or address that peers can connect to.
+
+    A port or a wildcard address is refused.
+    """
     address = parse_address(host, option)
     check_reachable(address, option)
     if address.port is not None:
@@ -319,6 +325,6 @@ def check_host(host: str, option: str) -> None:
 
 
 def check_reachable(address: Address, option: str) -> None:
-    """Raise InvalidRequest if `address` is a wildcard address, to which peers cannot connect."""
+    """Raise InvalidRequest if `address`, the value of `option`, is a wildcard address. Peers cannot connect to it."""
     if address.is_unspecified:
         raise InvalidRequest(f"{address} is not reachable; give an address that the peers can reach", field=option)

@@ -54,8 +54,8 @@ def started_at(pid: int) -> int:
 def ended_process(pid: int, started: int, on_end: Callable[[], None]) -> Generator[None, None, None]:
     """Call `on_end` on the running loop if a process exits during the `with` block.
 
-    This is faster than waiting for its connections to close, since forked children may keep the sockets open. Do
-    nothing if the process has already exited.
+    This is faster than waiting for its connections to close, since forked children may keep the sockets open.
+    `started` is the result of started_at(). Do nothing if the process has already exited.
     """
     with process_descriptor(pid, started) as descriptor:
         if descriptor is None:
@@ -76,7 +76,10 @@ def ended_process(pid: int, started: int, on_end: Callable[[], None]) -> Generat
 
 @contextlib.contextmanager
 def process_descriptor(pid: int, started: int) -> Generator[int | None, None, None]:
-    """Open a pidfd of a process for the `with` block. Yield None if no process has this pid and start time."""
+    """Open a pidfd of a process for the `with` block.
+
+    Yield None if no process has this pid and the start time `started` (a result of started_at()).
+    """
     try:
         descriptor = os.pidfd_open(pid) if pid > 0 else None
     except (OSError, OverflowError, AttributeError):
@@ -107,7 +110,10 @@ def describe_listener(port: int) -> str:
 
 
 def _listening(table: str, port: int) -> Generator[str, None, None]:
-    """Yield the sockets that listen (state 0A) on the port, in the form of the links in /proc/PID/fd."""
+    """Yield the sockets that listen (state 0A) on the port as "socket:[INODE]", the form that /proc/PID/fd uses.
+
+    `table` is "tcp" or "tcp6".
+    """
     try:
         lines = Path(f"/proc/net/{table}").read_text().splitlines()[1:]
     except OSError:
@@ -153,8 +159,8 @@ class ServerProcess:
         """Start the daemon and wait until it serves.
 
         Args:
-            serve: Python source that runs the console command.
-            options: Options of the command `serve`.
+            serve: Python source that runs the console command, such as START_MANAGER.
+            options: Options of the console command's subcommand `serve`, such as {"--bind": ":0"}.
             on_end: Called with the exit status if the child exits before stop() is called.
             name: Name of the daemon in errors.
             variables: Extra environment variables, for values that must not appear in a command line.

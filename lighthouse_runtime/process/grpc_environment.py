@@ -17,5 +17,5 @@ os.environ.update(_OURS)
 
 
 def without_our_defaults(environment: Mapping[str, str]) -> dict[str, str]:
-    """Return the environment for a child process that runs the user's code, without the defaults set here."""
+    """Return the environment for a child process that runs the user's code, without the defaults of this module."""
     return {name: value for name, value in environment.items() if _OURS.get(name) != value}

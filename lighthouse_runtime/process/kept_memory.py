@@ -37,12 +37,12 @@ def make_buffer(name: str) -> int:
 
 
 def buffer_path(descriptor: int) -> str:
-    """Return the path under which this user's processes can open a buffer of this process."""
+    """Return the path under which this user's other processes can open the buffer `descriptor` of this process."""
     return f"/proc/{os.getpid()}/fd/{descriptor}"
 
 
 def read_header(descriptor: int) -> BufferHeader | None:
-    """Return the header, or None if the buffer is empty or damaged, or shorter than the header says."""
+    """Return a buffer's header, or None if the buffer is empty, damaged or shorter than its header says."""
     block = os.pread(descriptor, HEADER_BYTES, 0)
     if len(block) < HEADER_BYTES:
         return None
@@ -58,7 +58,7 @@ def read_header(descriptor: int) -> BufferHeader | None:
 
 
 def write_header(descriptor: int, header: BufferHeader | None) -> None:
-    """Write the header, or erase it if None."""
+    """Write a buffer's header, or erase it if `header` is None."""
     block = b""
     if header is not None:
         text = json.dumps(asdict(header), ensure_ascii=False).encode()

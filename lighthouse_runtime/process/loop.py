@@ -88,8 +88,8 @@ def run_daemon(main: Callable[[StopRequest], Coroutine[None, None, None]]) -> in
 def start_part(work: Coroutine[Any, Any, None], name: str, end: Callable[[int], object] | None) -> asyncio.Task[None]:
     """Run a part of a daemon in a background task. If it fails, log the error and call `end` with exit status 1.
 
-    No caller awaits such a task: without this rule, the daemon would continue without the part, and without a message.
-    `end` is None for a part without which training goes on unharmed.
+    Without this check, a failure would go unnoticed, because nothing awaits the task. `end` is None for a part that
+    training does not need. If such a part fails, the daemon continues without it.
     """
 
     def check(task: asyncio.Task[None]) -> None:
@@ -199,7 +199,10 @@ class ServiceManager:
 
 
 def _read(environment: Mapping[str, str], pid: int) -> tuple[str | None, float | None]:
-    """Return the address of systemd's socket, and the watchdog's timeout in seconds. Each is None if not set."""
+    """Return the address of systemd's socket, and the watchdog's timeout in seconds. Each is None if not set.
+
+    `pid` is the pid of this process. A timeout that is set for another process is ignored.
+    """
     path = environment.get("NOTIFY_SOCKET", "")
     if not path.startswith(("/", "@")):
         return None, None

@@ -79,7 +79,10 @@ class Audit:
 
     @contextmanager
     def action(self, principal: Principal, peer: str, what: str, target: str) -> Generator[None, None, None]:
-        """Record the operator's action inside the `with` block, and its result: done, refused or failed."""
+        """Record the action of an operator inside the `with` block, and its result: done, refused or failed.
+
+        `what` names the action, and `target` what it acts on. `peer` is the operator's address.
+        """
         result = "failed"
         try:
             yield
@@ -176,7 +179,8 @@ class Access(ABC):
 def admit(to: Access, path: str, caller: Caller) -> Principal:
     """Identify the caller and check that it may use `path`. Raise NotPermitted if it may not.
 
-    A refused call to an operator's path is recorded in the audit log.
+    `path` is the path of an RPC, or an HTTP route such as `POST /kill`. The audit log records a refused call if `path`
+    needs the role OPERATE or CHAOS.
     """
     principal = access.NOBODY
     try:
@@ -209,8 +213,8 @@ class LocalOperatorAccess(Access):
 class CredentialAccess(Access):
     """Access by credentials, for a server that other hosts can reach.
 
-    The token determines the caller's role. Without a token, the certificate does (`identities`). A caller with neither
-    is `anonymous`.
+    The token determines the caller's role. Without a token, `identities` maps the names in the client certificate to a
+    role. A caller with neither is `anonymous`.
     """
 
     def __init__(

@@ -178,7 +178,10 @@ def fetch_roots(coordinator: Coordinator, timeout_s: float, *, waits: bool = Fal
 
 
 def _fetch(coordinator: Coordinator, ends_at: float) -> bytes:
-    """Fetch the CA certificate from the first address that answers, and cache it."""
+    """Fetch the CA certificate from the first address that answers, and cache it.
+
+    Raise Unreachable if none answers before `ends_at`, a time.monotonic() value.
+    """
     error: Unreachable = Unreachable(f"{coordinator} is unreachable: no time was left to connect")
     for address in coordinator.addresses:
         try:
@@ -275,7 +278,7 @@ def _chain(tls: ssl.SSLSocket) -> list[bytes]:
 
 
 def port_of(address: str) -> int | None:
-    """Return the port of HOST:PORT, or of the last address in a list of these, or None if there is no port."""
+    """Return the port of HOST:PORT, or None if it has no port. In a comma-separated list, the last address counts."""
     port = address.rpartition(":")[2]
     return int(port) if port.isascii() and port.isdigit() else None
 

@@ -93,7 +93,10 @@ class Tokens:
         return tuple(token for tokens in self.by_role.values() for token in tokens)
 
     def principal(self, shown: str, port: int = LIGHTHOUSE_PORT) -> Principal:
-        """Return the principal whose token is `shown`, compared in constant time. Raise NotPermitted if none has it."""
+        """Return the principal whose token is `shown`, compared in constant time. Raise NotPermitted if none has it.
+
+        `port` is the lighthouse's gRPC port, for the command that the error suggests.
+        """
         matching = [
             (role, token)
             for role, tokens in self.by_role.items()
@@ -176,7 +179,10 @@ def load_or_make(folder: Path, names: Iterable[str]) -> Credentials:
 
 
 def load_or_make_tokens(folder: Path) -> Credentials:
-    """Load or create only the tokens, for certificates of another PKI. Raise InvalidRequest on failure."""
+    """Load or create only the tokens, for a lighthouse whose certificates come from the user's own PKI.
+
+    Raise InvalidRequest on failure.
+    """
     try:
         is_new = not (folder / FILE).exists()
         if is_new:
@@ -240,7 +246,10 @@ def renew_if_due(credentials: Credentials, names: Iterable[str]) -> bool:
 
 
 def pin_of(pem: bytes) -> str:
-    """Return the SHA-256 of a PEM certificate in DER form, in hexadecimal. Raise ValueError for other content."""
+    """Return the pin of a certificate, which is the SHA-256 of its DER form in hexadecimal.
+
+    Raise ValueError if `pem` is not a PEM certificate.
+    """
     return hashlib.sha256(ssl.PEM_cert_to_DER_cert(pem.decode())).hexdigest()
 
 

@@ -94,10 +94,10 @@ def _may_be_given(coordinator: Coordinator) -> bool:
 
 
 class Locator:
-    """Finds the credentials of a lighthouse on this host, which may change when it restarts."""
+    """Finds the credentials of a lighthouse on this host. They may change when the lighthouse restarts."""
 
     def __init__(self, coordinator: Coordinator, role: Role) -> None:
-        """Store the lighthouse's address. `role` selects the lighthouse's token."""
+        """Store the lighthouse's address. `role` selects one of the lighthouse's tokens."""
         self._given = coordinator
         self._role = role
         self._may_change = _may_be_given(coordinator)

@@ -192,7 +192,7 @@ class Method:
 
 @dataclass(frozen=True, slots=True)
 class Stream:
-    """A bidirectional streaming method."""
+    """A bidirectional streaming method: the codec of its requests, and its handler."""
 
     requests: streams.Stream[Any]
     handler: StreamHandler
@@ -448,7 +448,10 @@ def _names(context: _Context) -> tuple[str, ...]:
 
 
 async def _refusing(path: str, work: Callable[[], Awaitable[T]]) -> T:
-    """Run `work`. Log any exception other than LighthouseError, and raise InternalError instead."""
+    """Run `work`. Log any exception other than LighthouseError, and raise InternalError instead.
+
+    `path` names the RPC in the log.
+    """
     try:
         return await work()
     except LighthouseError:

@@ -39,12 +39,13 @@ class _Hold:
 
 
 class OutputGate:
-    """Queue for output that must not be sent before earlier records of the journal are durable."""
+    """Queue that holds back output until the records written before it are durable in the store."""
 
     def __init__(self, refusal: Callable[[], LighthouseError | None] = lambda: None) -> None:
         """Create an empty queue.
 
-        While `refusal` returns an error, calls are refused with that error and nothing is sent.
+        `refusal` returns the error with which the server must refuse all calls now, or None if it may answer them.
+        While it returns an error, no output is sent.
         """
         self.refusal = refusal
         self._queue: deque[Callable[[], None] | _Hold] = deque()
@@ -52,16 +53,16 @@ class OutputGate:
 
     @property
     def is_open(self) -> bool:
-        """True if calls are accepted now."""
+        """True if the server may answer calls now."""
         return self.refusal() is None
 
     def check(self) -> None:
-        """Raise the error of refusal() if calls are refused now."""
+        """Raise the error that refusal() returns, if any."""
         if (refusal := self.refusal()) is not None:
             raise refusal
 
     def hold(self) -> Callable[[], None]:
-        """Hold back all later output. Return a function that ends this hold."""
+        """Hold back all later output until the returned function is called."""
         hold = _Hold()
         self._queue.append(hold)
 
@@ -82,7 +83,10 @@ class OutputGate:
             callback()
 
     async def wait_delivered(self) -> None:
-        """Wait until the holds from earlier calls to hold() are released. Raise the error of drop() or refusal()."""
+        """Wait until the holds from earlier calls to hold() are released.
+
+        Raise the error passed to drop() if that is called meanwhile, or else the error that refusal() returns, if any.
+        """
         if self._queue:
             future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
             self._waiting.add(future)
@@ -136,7 +140,10 @@ class Ending(StrEnum):
 
 
 class Sender:
-    """Sending side of a stream. Create it in the task that serves the stream, and use it only on the event loop."""
+    """Server side of a stream: sends queued messages and reads requests.
+
+    Create it in the task that serves the stream, and use it only on the event loop.
+    """
 
     def __init__(
         self,
@@ -148,7 +155,7 @@ class Sender:
         """Start the task that writes queued messages.
 
         `meter` limits the messages from the peer, and `gate` limits large messages to the peer. None means no
-        limit. `output` holds back messages until earlier records are durable.
+        limit. `output` holds back messages until the records written before them are durable.
         """
         self.ending: Ending | None = None
         self.error: LighthouseError | None = None
@@ -304,7 +311,7 @@ class Requests(AsyncIterator[M | None]):
     async def read_hello(self, kind: type[T], within_s: float) -> T | None:
         """Return the first message, or None if the stream closes without one.
 
-        If no message arrives within `within_s` seconds, close the stream with the status of InvalidRequest.
+        If no message arrives within `within_s` seconds, close the stream with InvalidRequest and return None.
 
         Raises:
             InvalidRequest: The first message is not a `kind`.
@@ -326,7 +333,7 @@ class Requests(AsyncIterator[M | None]):
 
 
 class Frames(Generic[M]):
-    """Serialiser of a stream's messages. Caches the last result, because many peers receive the same message."""
+    """Serialiser for a stream's messages. Caches the last result, because many peers receive the same message."""
 
     def __init__(self, to_wire: Callable[[M], Message]) -> None:
         self._to_wire = to_wire

@@ -49,7 +49,7 @@ class SparseLog:
         every_s: float = EVERY_S,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Create a rate-limited log. `name` is the event in its lines (log_event.py)."""
+        """Create a rate-limited log. `name` is the event name of its warnings, as in log_event.event()."""
         self._log = log
         self._name = name
         self._every_s = every_s
@@ -73,7 +73,7 @@ T = TypeVar("T")
 
 
 def start_read(name: str, read: Callable[[], T]) -> futures.Future[T]:
-    """Run `read` in a new thread, starting at once. Return a future of the result, which cannot be cancelled."""
+    """Run `read` in a new thread. Return a future for the result that cannot be cancelled. `name` names the thread."""
     done = futures.Future[T]()
     done.set_running_or_notify_cancel()
 
@@ -124,7 +124,7 @@ class Snapshots(Generic[K, V]):
         self._kept: dict[K, tuple[V, float]] = {}  # each until a time of the clock
 
     def get(self, key: K, build: Callable[[], V]) -> V:
-        """Return the cached value of `key`, or else the result of `build`. Exceptions are not cached.
+        """Return the cached value for `key`, or else call `build` and return its result. Exceptions are not cached.
 
         A value that is slow to build is reused for a time proportional to the time that `build` took.
         """

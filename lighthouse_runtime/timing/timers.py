@@ -107,7 +107,7 @@ class Judge(Protocol):
         ...
 
     def verdict_in_s(self, now: float) -> float | None:
-        """Return the seconds until a verdict is possible, negative if it already is, or None if there are no ranks."""
+        """Return the seconds until a verdict is possible: negative if it already is, None if there are no ranks."""
         ...
 
     def handle_verdict(self, verdict: StallVerdict | None) -> None:
@@ -116,7 +116,7 @@ class Judge(Protocol):
 
 
 class StallWatch:
-    """Checks for stalls whenever one is possible. Logs each new verdict, and when progress resumes.
+    """Checks regularly whether the ranks have stalled. Logs each new verdict, and when progress resumes.
 
     `verdict` is the current verdict, or None while the ranks make progress.
     """
@@ -132,9 +132,9 @@ class StallWatch:
         """Create a stopped watch. Start it with wake().
 
         Args:
-            timers: The clock.
+            timers: Clock and timers for the checks.
             log: Logger for the verdicts.
-            job: Job in the fields of the log lines.
+            job: Name of the job, for the log lines.
             judge: Judges the ranks and receives new verdicts.
             look_s: Maximum interval between checks in seconds.
         """
@@ -155,7 +155,7 @@ class StallWatch:
         self._timer.cancel()
 
     def check_now(self) -> None:
-        """Check for a stall and schedule the next check."""
+        """Check for a stall now. Schedule the next check, unless there are no ranks."""
         now = self._clock()
         self._update(self._judge.judge_ranks(now))
         left_s = self._judge.verdict_in_s(now)
@@ -184,11 +184,11 @@ LATE_AFTER_S = 0.75
 class LoopLag:
     """Detects pauses of the event loop and reports them to listeners.
 
-    A listener must not count a pause as silence of its peers, because this process read no messages during the pause.
+    A listener must not treat peers as silent during a pause, because this process could not read their messages then.
     """
 
     def __init__(self, timers: Timers, follows: str = "no member counts as lost for that time") -> None:
-        """Create a stopped monitor. `follows` is the consequence of a pause, for the log line."""
+        """Create a stopped monitor. `follows` states the consequence of a pause, and ends the log line about it."""
         self.late_s = 0.0  # total length of all pauses
         self._timers = timers
         self._follows = follows

@@ -70,7 +70,7 @@ _HTTP_STATUS = {
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """Parameters of an action by an operator, from the body of its request."""
+    """Parameters of an operator's action, such as kill or drain, from the body of the HTTP request."""
 
     job: str
     replica_id: str = ""  # target, empty if there is none
@@ -84,7 +84,7 @@ _VIEW_ROUTE = "GET /status"
 
 
 class _Logins:
-    """Tokens of logged-in browsers, by the value of the browser's cookie."""
+    """Tokens of logged-in browsers, by cookie value."""
 
     def __init__(self) -> None:
         self._tokens: dict[str, tuple[str, float]] = {}
@@ -105,7 +105,7 @@ class _Logins:
         return name
 
     def token(self, name: str) -> str:
-        """Return the token of a cookie, or an empty string if the cookie is unknown or expired."""
+        """Return the token for the cookie value `name`, or an empty string if the cookie is unknown or expired."""
         token, ends_at = self._tokens.get(name, ("", 0.0))
         return token if time.monotonic() < ends_at else ""
 
@@ -180,7 +180,7 @@ class HttpGuard:
             raise InvalidRequest(f"is {request.content_type}; send application/json", field=hdrs.CONTENT_TYPE)
 
     def call_of(self, request: web.Request) -> Call:
-        """Return the request's context in the form that handlers of RPCs use."""
+        """Convert an HTTP request to the Call object that RPC handlers take, with its caller and time limit."""
         caller = self.caller_of(request)
         return Call(ACTS_WITHIN_S, caller.peer, caller.metadata, self._access.principal(caller))
 
@@ -215,7 +215,7 @@ class HttpGuard:
 
 
 class HttpControl:
-    """Actions of the status page, keyed by their routes in lighthouse_protocol/rules/access.py."""
+    """HTTP handlers for the actions of the status page. `acts` maps routes, such as "POST /kill", to actions."""
 
     def __init__(self, guard: HttpGuard, acts: Mapping[str, Act]) -> None:
         self._guard = guard
@@ -263,7 +263,7 @@ def refused(error: LighthouseError) -> web.Response:
 def _caller(caller: Caller, token: str) -> Caller:
     """Return a copy of the caller with `token`. If `token` is a join string, use the token that it contains.
 
-    A malformed join string is used as the token itself, which is then invalid.
+    If the join string is malformed, use it as the token itself, so that the access check rejects it.
     """
     with contextlib.suppress(InvalidRequest):
         if token.startswith(SCHEME):

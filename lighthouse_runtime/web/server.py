@@ -56,7 +56,7 @@ class Document:
 
 @dataclass(frozen=True, slots=True)
 class LeaderRedirect:
-    """Redirect to the leader, for requests to a lighthouse that is a follower."""
+    """Answer of a follower lighthouse to a request: a redirect to the leader's `url`, or an error with `reason`."""
 
     reason: str
     url: str = ""  # of the leader; empty if no leader is known
@@ -106,8 +106,8 @@ class StatusFeed:
 
     1. A client gets the newest snapshot only. A slow client skips snapshots and does not delay others; a client that
        does not read at all is disconnected.
-    2. Snapshots are made only while a browser is connected, at intervals that limit them to FEED_SHARE of the loop's
-       time.
+    2. Snapshots are made only while a browser is connected, and so rarely that they take at most FEED_SHARE of the
+       event loop's time.
     3. A compressed event consists of complete deflate blocks without references to earlier data (zlib's full flush). So
        the same bytes can be sent to every client, whenever it connected. gzip's trailer is never sent, because the
        streams do not end.
@@ -223,7 +223,7 @@ def cut(client: web.RequestHandler) -> None:
 
 @dataclass(frozen=True, slots=True)
 class HttpSide:
-    """Contents of a daemon's HTTP responses. The server calls the functions on the event loop."""
+    """Content that a daemon provides for its HttpServer. All functions are called on the event loop."""
 
     is_ready: Callable[[], bool]
     metrics: Callable[[], tuple[bytes, str]]  # body and content type

@@ -15,7 +15,7 @@ def shown_url(url: str) -> str:
 
 
 async def post_json(url: str, document: Mapping[str, object]) -> str:
-    """Send one POST request. Return an empty string on success, or else the error, without secrets of the URL."""
+    """POST `document` as JSON. Return an empty string on success, or else the error, without secrets in the URL."""
     try:
         timeout = aiohttp.ClientTimeout(total=ANSWERED_WITHIN_S)
         async with (

@@ -60,9 +60,9 @@ class StepCounts:
     def count_discard(self, quorum_id: int, now: float, *, is_rank_lost: bool) -> None:
         """Count a discarded step.
 
-        `is_rank_lost` means that the reason is the loss of a rank in this group before its vote. Any other reason is
-        provisional until the next step begins, because ranks may notice the loss of another group, and vote no,
-        before the lighthouse reports that loss.
+        `is_rank_lost` means that a rank of this group was lost before it voted. Any other reason is provisional until
+        the next step begins, because ranks may notice the loss of another group and vote no before the lighthouse
+        reports that loss.
         """
         self._settle()
         is_revoked = quorum_id == self._revoked_id
@@ -84,7 +84,7 @@ class StepCounts:
         self._note_totals()
 
     def record_heals(self, group_rank: int, rank_incarnation: str, totals: HealTotals) -> None:
-        """Record the heal totals that a rank's process reports. Ignore totals that are lower than its last ones."""
+        """Record the heal totals that a rank's process reports. Ignore them if the process has reported more heals."""
         rank = self._group.ranks[group_rank]
         known = rank.heals
         if known is not None and known[0] != rank_incarnation:
@@ -156,7 +156,10 @@ class GroupStatus:
 
 
 def describe_missing(me: Participant, missing: Set[int]) -> str:
-    """Describe which ranks are present and which are missing. Return an empty string if all or none are missing."""
+    """Describe which ranks of the group `me` are present and which are missing.
+
+    Return an empty string if all or none are missing.
+    """
     size = me.group_world_size
     return describe_missing_ranks(me.replica_id, size, missing) if 0 < len(missing) < size else ""
 

@@ -132,7 +132,7 @@ class RankNotices:
             log.info("%s", line, extra=event("quorum_wait"))
 
     def set_waiting(self, is_waiting: bool) -> None:
-        """Begin or end the wait for a quorum. Call this again with True if only some requests have been answered."""
+        """Begin or end the wait for a quorum. After `end_wait`, pass True again if other requests are still waiting."""
         if is_waiting:
             self._wait.begin(self._clock())
             self._timer.set_after(CHECKED_EVERY_S)
@@ -178,8 +178,8 @@ class RankNotices:
 class GroupProgressDriver:
     """Collects the ranks' progress samples, logs stalls and returns the group's progress for heartbeats.
 
-    `incarnation` returns the group's current incarnation. `lag` detects pauses of this process, in which it cannot
-    read samples.
+    `incarnation` returns the group's current incarnation. `lag` detects pauses of this process, during which no samples
+    are read.
     """
 
     def __init__(
@@ -216,11 +216,17 @@ class GroupProgressDriver:
             self._progress.remove_rank(watch.hello.group_rank)
 
     def handle_pause(self, by_s: float) -> None:
-        """Record a pause of this process, which does not count as time without progress. Call this before a verdict."""
+        """Record that this process was paused for `by_s` seconds, which do not count as time without progress.
+
+        Call this before `judge_ranks` next decides whether ranks are stalled.
+        """
         self._progress.add_pause(by_s, self._clock())
 
     def view(self, now: float) -> GroupView:
-        """Return the group's progress. The state machine calls this, so it must not feed the machine another event."""
+        """Return the group's progress at time `now`.
+
+        The state machine calls this while it handles an event, so this method must not pass it another event.
+        """
         return replace(self._progress.view(self._incarnation(), now), group_world_size=self._size)
 
     def close(self) -> None:
@@ -241,7 +247,7 @@ class GroupProgressDriver:
 
 
 def _is_within_group(sample: ProgressSample) -> bool:
-    """Return whether the rank has no Agent, or its most recent collective stays within its group."""
+    """Return whether the rank's most recent collective involves only its group. True for a rank without an Agent."""
     return bool(sample.at) or (sample.collective is not None and sample.collective.within_group)
 
 
@@ -472,7 +478,7 @@ class GroupDriver:
         return number
 
     def receive(self, number: int, message: FromRank | None) -> None:
-        """Handle a message on a watch, or None for an unknown type of message. Either shows that the rank is alive."""
+        """Handle a message on watch `number`, which shows that the rank is alive. None is a message of unknown type."""
         watch = self._watches.get(number)
         if watch is None:
             return
@@ -539,7 +545,10 @@ class GroupDriver:
     # -- shutdown
 
     def drain(self, reason: str, *, is_revocable: bool = False) -> None:
-        """Leave the job after completing the steps already granted. `cancel_drain` can undo this if `is_revocable`."""
+        """Leave the job after the steps that the ranks may already have begun.
+
+        `cancel_drain` can undo this if `is_revocable`.
+        """
         self._feed(events.DrainAsked(reason, is_revocable))
 
     def cancel_drain(self) -> bool:
@@ -550,12 +559,15 @@ class GroupDriver:
     # -- preemption
 
     def report_preemption(self, notice: PreemptionNotice | None) -> None:
-        """Report a notice, or None if it has been withdrawn, to the lighthouse now and in each later session."""
+        """Send the notice to the lighthouse, now and in each later session. None withdraws an earlier notice."""
         self._preemption = PreemptionReport(notice)
         self._link.send(self._preemption)
 
     def set_preemption(self, notice: PreemptionNotice | None, *, should_save: bool) -> None:
-        """Send a notice, or None for its withdrawal, to the connected ranks and to ranks that connect later."""
+        """Send the notice to the connected ranks, and to ranks that connect later. None withdraws an earlier notice.
+
+        `should_save` tells the ranks to save a checkpoint before they exit.
+        """
         self._notices.set_preemption(PreemptionChanged(notice, should_save))
 
     def close(self, reason: str) -> None:
@@ -569,7 +581,7 @@ class GroupDriver:
             self._answer(call, self._closed)
 
     def kill(self, killed: events.Killed) -> None:
-        """Make the ranks' Agents exit with status 1, and report the kill."""
+        """Make the ranks' Agents exit with status 1, and pass `killed` to the daemon or its supervisor."""
         for watch in self._watches.values():
             watch.peer.send(KilledMessage(killed.reason))
         self._report(killed)

@@ -65,7 +65,7 @@ class PendingVote:
 
 @dataclass(frozen=True, slots=True)
 class CallEnded:
-    """A rank's pending call has ended: the caller disconnected, or received `error` at its deadline."""
+    """A rank's pending call has ended. `error` is what the caller received at its deadline, None if it disconnected."""
 
     call: int
     error: LighthouseError | None = None
@@ -198,7 +198,7 @@ class MissingChanged:
 
 @dataclass(frozen=True, slots=True)
 class WaitChanged:
-    """Record that the ranks' wait for a quorum has begun or ended, or has ended for some of the ranks only."""
+    """Record that the ranks' wait for a quorum has begun, has ended, or continues after some requests were answered."""
 
     is_waiting: bool
 

@@ -49,10 +49,11 @@ class GroupMachine:
     Args:
         me: This group as a participant. Each join sets the fields that change.
         manager_incarnation: Identifier of this manager process. It becomes part of the group's incarnation.
-        encode_handles: Function that encodes the handles of torchft's ranks, which are relayed to the peers.
-        rank_timeout_s: See RankPresence.
-        progress: See SessionMachine.
-        secret: See SessionMachine.
+        encode_handles: Function that encodes the reconfigure handles in the requests of torchft's ranks. The
+            lighthouse relays the result to the peers.
+        rank_timeout_s: Seconds after which a rank without a watch and without a call is lost, or None for no limit.
+        progress: Supplies the progress of the ranks for heartbeats.
+        secret: Random string by which the lighthouse recognizes this manager when it opens another session.
 
     All times (`now`) are readings of the caller's monotonic clock, in seconds.
     """
@@ -140,7 +141,7 @@ class GroupMachine:
     def is_proof_required(self) -> bool:
         """True if a caller must prove that it is a member of the quorum before it receives a rank's address.
 
-        This applies if all ranks are Agents, because clients of the bare RPCs have no quorum secret.
+        This applies if all ranks are Agents. Clients that call the RPCs without an Agent have no quorum secret.
         """
         return bool(self._secrets) and self.watches.are_agents
 
@@ -270,7 +271,7 @@ class GroupMachine:
     def _release(self) -> None:
         """Release the leaving ranks whose data no other rank in the group needs any more.
 
-        Do nothing while the group is LEAVING, because other groups may still be reading that data.
+        Do nothing while the group is leaving its quorum, because other groups may still be reading that data.
         """
         standing = self.group.standing
         is_leaving = standing is not None and standing.mode is HoldState.LEAVING and not self._has_ended
@@ -321,7 +322,7 @@ class GroupMachine:
             self._send(self.session.join(me, min(ask.deadline_at for ask in asks), now))
 
     def _open_step(self, now: float) -> None:
-        """Open voting on the step that the ranks have just been granted."""
+        """Open voting on the step that the ranks have just been allowed to start."""
         standing = self.group.standing
         assert standing is not None
         self.counts.begin_step(now, has_healing=self.requests.is_catching_up)
@@ -395,7 +396,7 @@ class GroupMachine:
             self._add(session.VoteAnswer(vote.call, Decision(commit, grant)))
 
     def _give_up_quorum(self, reason: str, now: float) -> None:
-        """End the standing quorum for this group, and make the ranks abort its unfinished collectives."""
+        """End this group's part in the standing quorum, and make its ranks abort unfinished collectives."""
         if self.requests.give_up():
             self._push_revoked(reason)
             self._decide_again(now)
@@ -424,7 +425,8 @@ class GroupMachine:
     def _handle_loss(self, group_rank: int, now: float, successor: str = "") -> None:
         """Refuse a lost process's request, discard the step unless the rank has voted on it, and end the quorum.
 
-        `successor` is the incarnation of the process that has taken its place, if any, and whose own request stays.
+        `successor` is the rank incarnation of the process that has already replaced the lost one, or empty if there is
+        none. Its own request is kept.
         """
         waiting = self.group.ranks[group_rank].pending
         reason = f"rank {group_rank} has restarted" if successor else self.watches.loss_of(group_rank).reason
@@ -436,7 +438,7 @@ class GroupMachine:
     def _end_mates(self, group_rank: int, mates: frozenset[str], reason: str) -> None:
         """Send `RankGone` to the processes in `mates`, and refuse their requests.
 
-        `group_rank` is the lost rank. `mates` are the incarnations of the other ranks when it was lost.
+        `group_rank` is the lost rank. `mates` are the rank incarnations of the other ranks at the time of its loss.
         """
         self._add(events.Pushed(RankGone(group_rank, reason), self.watches.watches_of(mates)))
         self.votes.give_up_rank(group_rank, self.watches.loss_of(group_rank).reason)
@@ -468,8 +470,8 @@ class GroupMachine:
     def _end_call(self, call: int, error: LighthouseError | None) -> None:
         """Drop the request or vote of a call that has ended, except a vote that names its quorum.
 
-        `error` is set if the call reached its deadline. If that withdraws a join, refuse the other ranks' requests with
-        the same error.
+        Withdraw the join if the request was part of one. `error` is the error of a call that reached its deadline, or
+        None if the caller disconnected. If it is set and a join was withdrawn, refuse the other requests with it, too.
         """
         was_joined = self.session.is_joining
         for rank in self.group.ranks:
@@ -550,7 +552,7 @@ class GroupMachine:
             self._refuse_all(WrongState(f"quorum {order.quorum_id} was revoked: {order.reason}; retry"))
 
     def _open(self, now: float) -> None:
-        """Start the first step of the received quorum. If the quorum stands, do nothing until the lease is valid."""
+        """Start the first step of the received quorum. For a standing quorum, do nothing until the lease is valid."""
         accepted = self._unopened
         if accepted is None or (accepted.stands and now >= self.group.renewed_until):
             return

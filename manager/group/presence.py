@@ -25,8 +25,8 @@ RETURNS_WITHIN_S = 10.0
 class RankPresence:
     """Records which ranks are present, and finds the ranks that exceed a timeout.
 
-    A rank without a watch is lost after `rank_timeout_s` without a call. A lost rank is given up after
-    `returns_within_s`.
+    A rank without a watch is lost after `rank_timeout_s` without a call. A lost rank is given up if it does not return
+    within `returns_within_s`.
     """
 
     def __init__(
@@ -65,7 +65,7 @@ class RankPresence:
         return {rank.group_rank for rank in self._group.ranks if rank.watch is not None and not rank.watch.has_left}
 
     def absence(self) -> tuple[str, frozenset[int]]:
-        """Return why the group cannot train now, or an empty string if it can, and the missing ranks."""
+        """Return (reason, missing): why the group cannot train, empty if it can, and the ranks that are missing."""
         missing: list[int] = []
         losses: list[LostRank] = []
         for rank in self._group.ranks:
@@ -92,7 +92,7 @@ class RankPresence:
         return tuple(number for number, watch in self._group.watches.items() if not watch.has_left)
 
     def watches_of(self, processes: Container[str]) -> tuple[int, ...]:
-        """Return the watch numbers of these processes, given by their rank incarnations."""
+        """Return the watch numbers of the processes whose rank incarnations are in `processes`."""
         return tuple(number for number, watch in self._group.watches.items() if watch.rank_incarnation in processes)
 
     def is_watched(self, group_rank: int, rank_incarnation: str) -> bool:
@@ -123,7 +123,7 @@ class RankPresence:
         return True
 
     def begin_leaving(self, number: int, mates: Set[int] = frozenset()) -> bool:
-        """Record that the process of a watch will exit normally once the ranks in `mates` no longer need its data.
+        """Record that the process of watch `number` will exit normally once no rank in `mates` needs its data.
 
         Return True for the rank's current process, and False for an older one, which may exit immediately.
         """
@@ -137,7 +137,7 @@ class RankPresence:
         return is_present
 
     def remove_mate(self, group_rank: int) -> None:
-        """Record that a rank no longer needs the data of the processes that are about to exit."""
+        """Record that `group_rank` no longer needs the data of any process that is waiting to exit."""
         for watch in self._group.watches.values():
             watch.mates.discard(group_rank)
 

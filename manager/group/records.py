@@ -149,7 +149,10 @@ class Rank:
 
 @dataclass(slots=True)
 class StandingQuorum:
-    """The standing quorum that the ranks received last, and the steps granted under it."""
+    """The standing quorum that the ranks received last, and the steps granted under it.
+
+    A standing quorum lasts for many steps. To grant a step is to let the ranks start it without asking the lighthouse.
+    """
 
     quorum: Quorum
     mode: HoldState
@@ -253,12 +256,15 @@ class ReplicaGroup:
     # -- pending requests
 
     def wait(self, request: QuorumRequest, *, is_gathering: bool) -> None:
-        """Store a request that cannot be answered yet, instead of the rank's earlier one. See PendingRequest."""
+        """Store a request that cannot be answered yet, instead of the rank's earlier one.
+
+        `is_gathering` means that it waits for the group's other ranks or for the answer to their join.
+        """
         number = 1 + max((rank.pending.number for rank in self.ranks if rank.pending is not None), default=0)
         self.ranks[request.group_rank].pending = PendingRequest(request, is_gathering, number)
 
     def pending(self, *, is_gathering: bool) -> list[QuorumRequest]:
-        """Return the waiting requests with this value of `is_gathering` (see PendingRequest), in order of arrival."""
+        """Return the requests gathered for a join, or the other waiting ones if not `is_gathering`, oldest first."""
         found: list[PendingRequest] = []
         for rank in self.ranks:
             if rank.pending is not None and rank.pending.is_gathering is is_gathering:

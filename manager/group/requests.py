@@ -45,10 +45,11 @@ def _step_mismatch_error(ask: QuorumRequest, other: QuorumRequest) -> Unrecovera
 
 
 def missing_state_error(ask: QuorumRequest, other: QuorumRequest, *, may_heal: bool) -> LighthouseError:
-    """Return the error for ranks that cannot heal: `ask` and `other` hold different states, or `other`'s is unusable.
+    """Return the error for ranks that must heal while no other group can provide the state.
 
-    `may_heal` means that a peer that can heal the ranks may still return. The error is then WrongState, so that the
-    ranks request a quorum again. Otherwise the error is Unrecoverable.
+    The reason is that `ask` and `other` hold different states, or that the state of `other` is unusable. `may_heal`
+    means that a peer with the state may still return. The error is then WrongState, so that the ranks request a quorum
+    again. Otherwise the error is Unrecoverable.
     """
     torn = other.distrust
     what = f"{torn.text if torn is not None else _describe_difference(ask, other)}, and no other group can heal them"
@@ -84,7 +85,7 @@ def assign(
        None) and it heals before it computes. If it would heal too late for that, it gets no source, contributes zeros
        to this step, and heals under another quorum, which then follows after one step (`is_for_one_step`).
     4. If the quorum stands, a participant with `catch_up` heals while the others continue to train. It contributes
-       nothing until the next quorum. It gets no source if it already has one.
+       nothing until the next quorum. It gets a source only if it does not already have one (`has_source`).
 
     Args:
         quorum: The quorum.
@@ -147,7 +148,8 @@ def is_for_one_step(quorum: Quorum, init_sync: bool, group_world_size: int) -> b
     """Return whether this standing quorum must be replaced after its first step.
 
     This is the case if a participant is behind but cannot heal before it computes, so it must heal under the next
-    quorum. All managers must compute the same result.
+    quorum. All managers must compute the same result. For `init_sync` see `assign`. `group_world_size` is the number of
+    ranks per group.
     """
     members = quorum.participants
     if not _all_report_heals_first(members):
@@ -176,7 +178,8 @@ def _initial_source(members: tuple[Participant, ...], at_max: list[int], group_r
 
     torchft selects a different participant for each group_rank. If all participants send tags (Agents do), all ranks
     copy from the same one, so that the ranks in a group hold parts of one model. A group whose ranks hold different
-    states sends no tag either. Such a group is selected only if there is no other candidate.
+    states sends no tag either. Such a group is selected only if there is no other candidate. `at_max` contains the
+    indices of the candidates.
     """
     if any(member.tag_quorum_id is None and not member.ranks_disagree for member in members):
         return at_max[group_rank % len(at_max)]
@@ -264,7 +267,7 @@ def decide_request(group: ReplicaGroup, request: QuorumRequest, now: float) -> R
 def _decide_grant(
     group: ReplicaGroup, rank: Rank, request: QuorumRequest, now: float
 ) -> tuple[Verdict, HoldState | None]:
-    """Return the verdict on a request under the standing quorum, and the quorum's new mode, or None to keep it."""
+    """Return the verdict on a request under the standing quorum, and the quorum's new mode, or None for no change."""
     standing = group.standing
     if standing is None or standing.mode in (HoldState.JOINING, HoldState.LEAVING):
         return Verdict.JOIN, None
@@ -400,7 +403,7 @@ class QuorumRequests:
         )
 
     def enter_quorum(self, quorum: Quorum, *, stands: bool) -> list[QuorumAnswered] | LighthouseError:
-        """Record the quorum that answers the group's join. `stands` means that it is a standing quorum.
+        """Record the quorum that answers the group's join. `stands` means that the quorum may last for many steps.
 
         Return the answers to the ranks' requests, or the error with which to refuse all of them.
         """
@@ -456,7 +459,7 @@ class QuorumRequests:
     # -- the standing quorum
 
     def hold(self, quorum: Quorum, step: int, *, init_sync: bool = True) -> None:
-        """Store a standing quorum whose first step is `step`. For `init_sync` see `assign`."""
+        """Store a quorum that may last for many steps, the first of which is `step`. For `init_sync` see `assign`."""
         group = self._group
         for rank in group.ranks:
             rank.assigned, rank.has_voted, rank.catch_up = {}, False, None
@@ -478,7 +481,7 @@ class QuorumRequests:
             self._end_when_done(standing)
 
     def record_vote(self, vote: PendingVote) -> bool:
-        """Record a rank's vote. Return True if it is the last vote of a group that was too late to heal."""
+        """Record a rank's vote. Return True if all ranks have voted and the group was too late to heal."""
         standing, ranks = self._group.standing, self._group.ranks
         ranks[vote.group_rank].wants_next = vote.wants_next
         if standing is None or (vote.quorum_id, vote.step) != (standing.quorum.quorum_id, standing.granted):
@@ -549,7 +552,10 @@ class QuorumRequests:
             standing.mode, standing.granted = HoldState.LEAVING, committed
 
     def grant_next(self, now: float) -> bool:
-        """Grant the next step together with the commit of the previous one, if allowed. Return True if granted."""
+        """Grant the next step together with the commit of the previous one, if the quorum's mode and lease allow it.
+
+        Return True if granted.
+        """
         standing = self._group.standing
         if standing is None or standing.mode not in (HoldState.STANDING, HoldState.RESUMED):
             return False
@@ -562,7 +568,7 @@ class QuorumRequests:
     def grant(self, request: QuorumRequest, *, is_first: bool) -> Assignment:
         """Grant a rank the step that it requests, and return its assignment.
 
-        `is_first` means that the rank is the first of its group to enter the step, which counts as a new grant.
+        `is_first` means that the rank is the first of its group to enter the step. The others repeat the same grant.
         """
         standing = self._group.standing
         assert standing is not None
@@ -627,6 +633,7 @@ class QuorumRequests:
         """Record a rank's catch-up state. Once all ranks have reported, decide whether the group needs a new quorum.
 
         The group needs a new quorum if all ranks have caught up, or if a rank has no source to catch up from.
+        `is_first` means that the request is the group's first for its step, so all earlier states are discarded.
         """
         ranks = self._group.ranks
         if is_first:

@@ -145,7 +145,7 @@ class SessionMachine:
         return min(moments if self._is_silent else [*moments, self._silent_at])
 
     def silence_change(self, now: float) -> bool | None:
-        """Return whether the session is silent, or None if this has not changed since the last call."""
+        """Return True if the lighthouse has become silent, False if it no longer is, or None if nothing has changed."""
         is_silent = self.is_open and bool(self._sent_at) and now >= self._silent_at
         if is_silent is self._is_silent:
             return None
@@ -154,7 +154,7 @@ class SessionMachine:
 
     @property
     def _silent_at(self) -> float:
-        """Time at which the session counts as silent.
+        """Time from which the lighthouse counts as silent, unless it answers before.
 
         The time that an answer may take doubles with each consecutive session in which the lighthouse did not reply.
         """
@@ -257,5 +257,5 @@ def _is_urgent(report: session.GroupReport, reported: session.GroupReport) -> bo
 
 
 def _wanted(held: session.HeldQuorum | None) -> int | None:
-    """Return the id of the held quorum if the group needs another one, or None if it does not."""
+    """Return the id of the group's quorum if the group needs to replace that quorum, otherwise None."""
     return held.quorum_id if held is not None and held.wants_next else None

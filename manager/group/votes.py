@@ -34,7 +34,7 @@ DECISIONS_KEPT = 16
 
 
 class Votes:
-    """Applies the rules about the ranks' votes. It sets no timeouts: an unbound vote waits until its call ends.
+    """Applies the rules about the ranks' votes. It sets no timeouts: a vote without a quorum waits until its call ends.
 
     Methods that return `bool | None` return the decision on the current attempt if it follows from their input, or None
     if the attempt is still undecided. If such a method returns a decision, the caller must call `decide`.
@@ -81,7 +81,7 @@ class Votes:
     def note_request(self, request: QuorumRequest) -> bool | None:
         """Decide the step if a rank's request for a quorum reveals the decision, or shows that the rank will not vote.
 
-        Without this rule, the bound yes of another rank could wait forever for this rank's vote.
+        Otherwise, another rank's yes that names its quorum could wait forever for this rank's vote.
         """
         attempt, rank = self._group.attempt, self._group.ranks[request.group_rank]
         if attempt is None or attempt.decision is not None or not attempt.is_bound or rank.vote is not None:

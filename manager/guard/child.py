@@ -173,10 +173,10 @@ class Child:
             self.popen.returncode = status
 
     def write_log(self, data: bytes) -> str:
-        """Append `data` to the log.
+        """Append `data` to the log. Return a message for the user, or an empty string.
 
-        If this fails, for example because the file system is full, drop the data, so the rank can continue. Return a
-        warning, at most once every LOG_WARNED_EVERY_S, a notice when writing works again, or an empty string.
+        If writing fails, for example because the file system is full, drop the data, so the rank can continue. The
+        message is a warning, at most once every LOG_WARNED_EVERY_S, or says that writing works again.
         """
         if self.log_path is None:
             return ""
@@ -224,7 +224,7 @@ class Child:
             self.popen.stdin.close()
 
     def error(self) -> str:
-        """Return the contents of the process's error file, and delete the file."""
+        """Return the contents of the error file that torch's @record wrote, or an empty string, and delete the file."""
         try:
             with self.error_file.open("rb") as file:
                 text = file.read(_MAX_ERROR_BYTES).decode(errors="replace")

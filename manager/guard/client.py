@@ -65,7 +65,8 @@ class GuardClient:
         """Start the guard.
 
         Args:
-            observes: Whether to observe scripts that create a process group (rank_site/sitecustomize.py).
+            observes: Whether to observe ranks without an Agent, once their script creates a torch process group
+                (rank_site/sitecustomize.py).
             is_all: Whether this process starts others only through the guard. If so, all its descendants are killed
                 once the guard is killed, even those without MARK_VARIABLE in their environment.
         """
@@ -223,7 +224,10 @@ class GuardClient:
 
 
 def _output(event: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return the output lines with credentials removed, because they appear in logs, incidents and debug bundles."""
+    """Return the output lines in an event of the guard, without credentials.
+
+    The lines appear in logs, incidents and debug bundles.
+    """
     return tuple(map(without_credentials, event["output"]))
 
 

@@ -187,7 +187,7 @@ class Guard:
         self._end_strays()
 
     def _end_strays(self) -> None:
-        """Kill stray processes that are older than every running rank, so no running rank can have started them."""
+        """Kill strays (see process_tree.py) that are older than every running rank, so no running rank started them."""
         if self._strays_until is None:
             return
         here = self._children.values()

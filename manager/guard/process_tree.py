@@ -41,7 +41,10 @@ def descendants(root: int) -> list[int]:
 
 
 def marked_descendants(root: int, mark: str, session: int = 0) -> list[int]:
-    """Return the pids of the descendants of `root` in session `session`, or whose MARK_VARIABLE starts with `mark`."""
+    """Return the pids of the descendants of `root` whose MARK_VARIABLE starts with `mark`.
+
+    If `session` is not 0, include the descendants that belong to that session, whatever their mark.
+    """
     sign = f"{MARK_VARIABLE}={mark}".encode()
     return [pid for pid in descendants(root) if (session and _session(pid) == session) or sign in environment(pid)]
 
@@ -55,7 +58,10 @@ class Stray:
 
 
 def strays(root: int, known: Collection[int], marks: Collection[str]) -> list[Stray]:
-    """Return the strays: children of the subreaper `root` that are not in `known` and carry none of `marks`."""
+    """Return the strays: children of the subreaper `root` that it did not start and that carry no mark.
+
+    `known` are the pids of the processes that `root` started, and `marks` their marks.
+    """
     signs = [f"{MARK_VARIABLE}={mark}".encode() for mark in marks]
     children = [pid for pid, parent in _parents() if parent == root and pid not in known and not _is_zombie(pid)]
     found = [pid for pid in children if not any(sign in environment(pid) for sign in signs)]

@@ -94,7 +94,10 @@ def _json_object(text: str, url: str) -> Mapping[str, object]:
 
 
 def _unix_time(text: object) -> float:
-    """Parse a time in the format of AWS (2026-09-18T08:22:00Z) or Azure (Mon, 19 Sep 2026 18:29:47 GMT)."""
+    """Parse a time into Unix seconds. Raise ValueError if it is invalid.
+
+    AWS sends, for example, 2026-09-18T08:22:00Z, and Azure Mon, 19 Sep 2026 18:29:47 GMT.
+    """
     if not isinstance(text, str):
         raise ValueError(f"{text!r} is not a time")
     try:
@@ -148,7 +151,10 @@ class Aws:
 
 
 class Gcp:
-    """Source on GCP: the metadata value `instance/preempted`. A request stays open until the value changes."""
+    """Source on GCP: the metadata value `instance/preempted`.
+
+    After the first answer, the server keeps each request open until the value changes, for at most GCP_WAITS_S.
+    """
 
     name = GCP
 
@@ -207,7 +213,10 @@ def _is_end_of(scheduled: object, machine: str) -> bool:
 
 
 class File:
-    """A file whose existence is a notice. It may contain the seconds left when it was written, and a reason."""
+    """Source that reports a preemption notice while a file exists.
+
+    The file may contain the number of seconds from its last change to the end of the host, and then a reason.
+    """
 
     def __init__(self, path: Path) -> None:
         self.name = f"{FILE}={path}"  # includes the path, because there may be several files
@@ -242,7 +251,10 @@ class File:
 
 
 def read_posted(body: Mapping[str, object], now_unix_s: float, host: str) -> PreemptionNotice | None:
-    """Parse the body of POST /preemption, or raise InvalidRequest. Return None if the body withdraws a notice."""
+    """Parse the body of POST /preemption, or raise InvalidRequest. Return None if the body withdraws a notice.
+
+    `now_unix_s` is the time of the request, and `host` the name of the host that will be preempted.
+    """
     seconds, reason, is_withdrawn = body.get("seconds"), body.get("reason", ""), body.get("withdrawn", False)
     if unknown := body.keys() - {"seconds", "reason", "withdrawn"}:
         raise InvalidRequest(f"unknown fields {sorted(unknown)}; use seconds, reason and withdrawn", field="body")
@@ -285,8 +297,9 @@ _CLOUDS = {AWS: ("Amazon EC2",), GCP: ("Google", "Google Compute Engine"), AZURE
 
 
 def detect(environ: Mapping[str, str], folder: Path = _DMI) -> tuple[str, ...]:
-    """Detect this host's sources of notices from its firmware tables and `environ`, without sending requests.
+    """Detect this host's sources of preemption notices, without sending requests.
 
+    The firmware tables in `folder` identify AWS, GCP and Azure, and `environ` identifies Kubernetes.
     Slurm's signal is never detected, because only the user knows what the job's warning signal is for.
     """
     words: set[str] = set()
@@ -324,7 +337,10 @@ def polled_sources(names: Collection[str], endpoint: str) -> list[Source]:
 
 
 async def follow(source: Source, on_notice: OnNotice, every_s: float = EVERY_S) -> None:
-    """Poll a source until cancelled. Log when it begins to fail, and when it works again."""
+    """Poll a source until cancelled, at intervals of `every_s` seconds, and pass its notice or None to `on_notice`.
+
+    Log when the source begins to fail, and when it works again.
+    """
     has_failed = False
     within_s = ANSWERS_WITHIN_S + (GCP_WAITS_S if source.name == GCP else 0)
     async with aiohttp.ClientSession() as http:

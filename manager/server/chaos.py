@@ -28,7 +28,11 @@ class Ranks(Protocol):
     """Interface to the group's supervisor, which sends signals to its ranks."""
 
     def send_signal(self, rank: int | None, number: int, *, is_largest: bool = False) -> None:
-        """Send a signal to all processes of `rank`, or of all ranks if None. Raise WrongState if none is running."""
+        """Send signal `number` to all processes of `rank`, or of all ranks if None.
+
+        If `is_largest`, signal only the process of each rank that uses the most memory. Raise WrongState if no rank is
+        running.
+        """
         ...
 
 
@@ -78,7 +82,10 @@ class FaultInjector:
     def between(
         self, driver: GroupDriver
     ) -> tuple[Callable[[], None], Callable[[ToManager], None], Callable[[bool], None]]:
-        """Return callbacks for LighthouseLink.run that carry out fault orders, and pass other events to `driver`."""
+        """Return the arguments `opened`, `received` and `closed` for LighthouseLink.run.
+
+        These callbacks carry out the lighthouse's fault orders, and pass all other events to `driver`.
+        """
 
         def opened() -> None:
             self._late.clear()  # messages of the previous session

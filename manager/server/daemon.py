@@ -107,7 +107,7 @@ class Supervisor(Ranks, Protocol):
         ...
 
     async def probe(self, request: WatchHello, is_here: bool) -> ProcessSnapshot:
-        """Inspect a rank's process from outside. `is_here` means that the process runs on this host."""
+        """Inspect a rank's process, even if it does not answer. `is_here` means that it runs on this host."""
         ...
 
     def handle(self, outcome: RankGivenUp | GroupGivenUp | Killed | PreemptionNoted) -> None: ...
@@ -139,7 +139,8 @@ class ManagerDaemon:
             secret: The group's secret, or an empty string (see GroupAccess in service.py).
             end: Called with the exit status: 0 after the group has left, 1 after a kill or a store failure, or
                 MISCONFIGURED.
-            supervisor: The supervisor in whose process this manager runs, or None. It also handles kills.
+            supervisor: The supervisor in whose process this manager runs, or None if another program starts the ranks.
+                With a supervisor, a kill is passed to it instead of to `end`.
             session_secret: Secret by which the lighthouse recognizes this process. If empty, a random one is used.
         """
         self._config = config
@@ -226,7 +227,7 @@ class ManagerDaemon:
         return AsyncLighthouseClient(coordinator, job=self._config.job)
 
     async def leave(self, reason: str) -> None:
-        """Leave the job after the steps that have already been granted. Wait for up to --drain-timeout."""
+        """Leave the job after the steps that the ranks may already have begun. Wait for up to --drain-timeout."""
         self._driver.drain(reason)
         timeout_s = self._config.drain_timeout_s
         try:
@@ -326,7 +327,7 @@ class ManagerDaemon:
         log.info("serves HTTP on port %d", port, extra=event("serving_http", port=port))
 
     async def _handle_preemption(self, guard: HttpGuard, request: web.Request) -> web.Response:
-        """Handle POST /preemption by passing the notice in the body to the supervisor."""
+        """Handle POST /preemption: check the request with `guard`, and pass the notice in it to the supervisor."""
         assert self._supervisor is not None
         try:
             guard.check_page(request)
@@ -355,7 +356,10 @@ class ManagerDaemon:
 
 
 async def serve(config: ManagerConfig, secret: str, announce_fd: int | None, stop: StopRequest) -> None:
-    """Run the manager until a signal, a drain or a kill. Write its address to `announce_fd` once it serves."""
+    """Run the manager until a signal, a drain or a kill.
+
+    Write its address to the file descriptor `announce_fd`, if given, once it serves.
+    """
     daemon = ManagerDaemon(config, secret, stop)
     systemd = ServiceManager(asyncio.get_running_loop(), daemon.state)
     try:

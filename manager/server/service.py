@@ -49,7 +49,11 @@ class ManagerService:
         watch_within_s: float = FIRST_WITHIN_S,
         more: Mapping[str, Entry] | None = None,
     ) -> None:
-        """Create the service. A supervisor passes the handlers of its additional RPCs, by method name, in `more`."""
+        """Create the service.
+
+        `status` returns the answer to the Status RPC. `watch_within_s` is the time limit for the first message of a
+        watch stream. `more` contains the handlers of a supervisor's additional RPCs, by method name.
+        """
         self._driver = driver
         self._status = status
         self._watch_within_s = watch_within_s
@@ -118,8 +122,8 @@ class ManagerService:
     async def _ask(self, call: Call, *, is_agent: bool, **fields: Any) -> Answer:
         """Pass a rank's request for a quorum to the driver, and wait for the answer.
 
-        If the group cannot continue because its ranks hold different states, an Agent receives Unrecoverable, which
-        makes its process exit. Other clients receive the documented status, FAILED_PRECONDITION.
+        `fields` are arguments of `GroupDriver.ask`. If the group cannot continue because its ranks hold different
+        states, an Agent receives Unrecoverable, which makes its process exit. Other clients receive WrongState.
         """
         reply = FutureReply[Answer]()
         try:
@@ -195,7 +199,7 @@ class ManagerService:
         return manager_pb2.ReportResponse()
 
     async def watch(self, requests: Requests[FromRank], call: Call, sender: Sender) -> None:
-        """Serve the watch of a rank, including its votes, until the stream or the rank's process ends."""
+        """Serve a rank's watch stream (signs of life, progress, votes) until the stream or the rank's process ends."""
         hello = await requests.read_hello(WatchHello, self._watch_within_s)
         if hello is None:
             return
@@ -233,14 +237,14 @@ def _catch_up(request: manager_pb2.ManagerQuorumRequest) -> CatchUp:
 
 
 def encode_handles(handles: tuple[str, ...]) -> bytes:
-    """Encode the ranks' reconfigure handles as newer torchft managers do. Return empty bytes if all are empty."""
+    """Encode the ranks' reconfigure handles as a torchft QuorumMember. Return empty bytes if all are empty."""
     if not any(handles):
         return b""
     return torchft_pb2.QuorumMember(reconfigure_handles=handles).SerializeToString()
 
 
 def _handles(quorum: Quorum | None, group_rank: int) -> list[str]:
-    """Return each participant's handle for this rank, or an empty list if a participant has sent no handles."""
+    """Return each participant's handle for `group_rank`, or [] if there is no quorum or a handle is missing."""
     if quorum is None:
         return []
     shown = [torchft_pb2.QuorumMember.FromString(p.wire).reconfigure_handles for p in quorum.participants]
@@ -265,7 +269,7 @@ _SECRET = re.compile("[A-Za-z0-9_-]{32,128}")
 
 
 class GroupAccess(LocalOperatorAccess):
-    """Decides which callers may act for a group: callers with its secret or, without a secret, all on this host."""
+    """Decides who may act for a group: callers that know its secret or, if it has none, callers on this host."""
 
     def __init__(self, secret: str) -> None:
         super().__init__()
@@ -285,7 +289,10 @@ class GroupAccess(LocalOperatorAccess):
 
 
 def secret_from(variables: Mapping[str, str] = os.environ) -> str:
-    """Return the group's secret from the environment, or an empty string. Raise InvalidRequest if it is malformed."""
+    """Return the group's secret, or an empty string if LIGHTHOUSE_MANAGER_SECRET is not set.
+
+    Raise InvalidRequest unless it has 32 to 128 of the characters A-Z a-z 0-9 _ -.
+    """
     secret = variables.get(MANAGER_SECRET_VARIABLE, "")
     if secret and not _SECRET.fullmatch(secret):
         raise InvalidRequest(

@@ -13,7 +13,7 @@ _REMEDY = "give --store HOST:PORT of a running TCPStore, or --store-python an in
 
 
 def check_torch(python: str) -> None:
-    """Raise InvalidRequest if `python` is this interpreter and torch cannot be imported."""
+    """Raise InvalidRequest if `python` has no torch. Only the running interpreter is checked, not any other."""
     if python == sys.executable and importlib.util.find_spec("torch") is None:
         raise InvalidRequest(f"auto needs torch, and {python} has none: {_REMEDY}", field="--store")
 
@@ -29,7 +29,8 @@ class StoreProcess:
     async def start(cls, python: str, host: str) -> "StoreProcess":
         """Start a store on a free port of `host`, or of all addresses if `host` is empty. Wait until it serves.
 
-        Raise InvalidRequest if it does not start. The message names the options that select another store or Python.
+        `python` is an interpreter that has torch. Raise InvalidRequest if the store does not start. The message names
+        the options that select another store or Python.
         """
         check_torch(python)
         try:

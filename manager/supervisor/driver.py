@@ -20,7 +20,7 @@ log = logging.getLogger(__name__)
 
 
 class Group(Protocol):
-    """Interface to the group's hosts, by number, and to its run at the lighthouse."""
+    """Interface through which the driver acts on the group's hosts, which are numbered from 0, and on the run."""
 
     def start(self, host: int, ranks: Sequence[int], attempt: int) -> None: ...
 
@@ -31,7 +31,7 @@ class Group(Protocol):
     def exclude(self, host: int, reason: str) -> None: ...
 
     def finish(self, over: events.SupervisionEnded) -> None:
-        """End the supervisor. The driver calls this once, when no rank is running and none will be started."""
+        """End the supervisor with `over.status`. Called once, when no rank is running and none will be started."""
         ...
 
 
@@ -57,7 +57,8 @@ class SupervisorDriver:
     def handle_manager_exit(self, status: int, grace_s: float) -> None:
         """Handle the exit of the group's manager. Status 0 means that the group has drained. Any other is an error.
 
-        After a preemption notice, the ranks have `grace_s` seconds left.
+        `grace_s` is the time until a preempted host is taken away, or 0 without a preemption notice. After a drain,
+        ranks get this time to exit if it exceeds --termination-grace.
         """
         if status == 0:
             self.feed(events.EndAsked(0, "the group has left its quorum", grace_s=grace_s))

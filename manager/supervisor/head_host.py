@@ -207,7 +207,7 @@ class SupervisedStore:
         self._guard.start(self._command, self._handle_end)
 
     def stop(self) -> None:
-        """Disable restarts. The store's process exits together with the guard."""
+        """Disable restarts. The store itself exits with the guard, the process that has started it."""
         self._is_over = True
 
     def _handle_end(self, ended: Ended) -> None:
@@ -413,7 +413,7 @@ class HeadHost(HostSupervisor):
             await self._daemon.stop()
 
     def handle_signal(self, status: int, host: int = 0) -> None:
-        """Handle a stop signal to the supervisor on `host`.
+        """Handle a stop signal to the supervisor on `host`. `status` is 128 plus the signal's number.
 
         After the first signal, the group completes its step and leaves. After the second, its ranks receive SIGTERM.
         After the third, they are killed. Several hosts may receive the same signal, so signals are counted per host.
@@ -449,7 +449,7 @@ class HeadHost(HostSupervisor):
         return self._preemption.exit_left_s if self._preemption is not None else 0.0
 
     def _handle_manager_exit(self, status: int) -> None:
-        """Handle the exit of the manager. If the ranks may still have to save a checkpoint, wait for that first."""
+        """Handle the manager's exit. After a drain (`status` 0), first let the ranks save a checkpoint if it is due."""
         if status == 0 and (left_s := self._save_left_s) > 0:
             self._loop.call_later(left_s, self._handle_manager_exit, status)
         else:

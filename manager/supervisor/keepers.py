@@ -14,14 +14,14 @@ class Keepers:
     """Memory buffers for the last committed states of this host's ranks. They exist until the supervisor exits."""
 
     def __init__(self, plan: LaunchPlan, every: int) -> None:
-        """Create the buffers. Every `every` steps, the ranks keep their states there. If `every` is 0, create none."""
+        """Create the buffers, to which ranks copy their states every `every` steps. If `every` is 0, create none."""
         self._every = every
         self._is_torchrun = plan.torchrun is not None
         ranks = [slot - plan.slot_offset for slot in plan.own_slots] if every else []
         self._buffers = {rank: [make_buffer(plan.label(rank)) for _ in range(BUFFERS)] for rank in ranks}
 
     def environment(self, rank: int) -> Mapping[str, str]:
-        """Return the environment variables that name a rank's buffers. Under torchrun, name all ranks' buffers."""
+        """Return the environment variables that name a rank's buffers or, under torchrun, those of all ranks."""
         if not self._every:
             return {}
         chosen = self._buffers.values() if self._is_torchrun else [self._buffers[rank]]

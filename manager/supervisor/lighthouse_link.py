@@ -34,18 +34,21 @@ CLOSE_TIMEOUT_S = 1.0
 
 class Supervisor(Protocol):
     def receive(self, message: run.ToSupervisor) -> None:
-        """Handle a message from the lighthouse, or a HelloRejected with the error if the stream failed permanently."""
+        """Handle a message from the lighthouse. If the stream fails for good, the link passes a HelloRejected."""
         ...
 
     def heartbeat(self, now: float) -> run.SupervisorHeartbeat: ...
 
     def fail(self, status: int) -> None:
-        """Exit with `status`, because of a defect."""
+        """Make the supervisor exit with `status`. Called after an unexpected exception in the link."""
         ...
 
 
 class SupervisorLink:
-    """Keeps a supervisor's stream to the lighthouse open until the run ends. Each stream begins with `entry`."""
+    """Keeps a supervisor's stream to the lighthouse open until the run ends.
+
+    `entry` is the first message of each new stream. `supervisor` receives the lighthouse's messages.
+    """
 
     def __init__(
         self, coordinator: Coordinator, job: str, run_id: str, entry: run.SupervisorHello, supervisor: Supervisor

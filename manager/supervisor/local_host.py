@@ -93,7 +93,10 @@ class LocalHost:
         await self._is_idle.wait()
 
     def start(self, ranks: Sequence[int], attempt: int, unit: str) -> None:
-        """Start ranks, after the health check if there is one. `unit` identifies this start on all hosts."""
+        """Start ranks, after the health check if there is one.
+
+        `attempt` is the number of this start, counted from 0. `unit` identifies the start on all hosts.
+        """
         self._is_idle.clear()
         for rank in ranks:
             self._live[rank] = _Live(attempt, f"{self.plan.incarnation}.{unit}")
@@ -149,7 +152,7 @@ class LocalHost:
         return await self._guard.tail(live.process) if live is not None and live.process is not None else None
 
     def _run_health_check(self, check: str, timeout_s: float, ranks: tuple[int, ...]) -> None:
-        """Run the health check, then start the ranks if it succeeds."""
+        """Run the command `check`, then start `ranks` if it exits with 0 within `timeout_s` seconds."""
         command = Command(tuple(shlex.split(check)), {}, f"{self.plan.replica_id}/health")
         loop = asyncio.get_running_loop()
         number = self._guard.start(command, lambda ended: examined(ended))
@@ -288,7 +291,7 @@ class Launch:
 
 
 class HostSupervisor(ABC):
-    """Base class for a host's supervisor, which handles signals, runs the guard and returns the exit status."""
+    """Base class for a host's supervisor. Handles signals, and runs the guard, the process that starts ranks."""
 
     def __init__(self, launch: Launch, guard: GuardClient) -> None:
         self._launch = launch
@@ -340,7 +343,7 @@ class HostSupervisor(ABC):
 
     @abstractmethod
     def handle_notice(self, source: str, notice: PreemptionNotice | None) -> None:
-        """Handle the current preemption notice from a source on this host. `notice` is None if there is none."""
+        """Handle the current notice from the preemption source named `source`, or None if it has no notice."""
 
     @abstractmethod
     async def _begin(self) -> None:

@@ -99,7 +99,7 @@ class WorkerHost(HostSupervisor):
         self._halt_and_finish(over, grace_s if self._signals[0] < 3 else 0.0)
 
     def _halt_and_finish(self, over: GroupEnded, grace_s: float) -> None:
-        """Stop this host's ranks, then exit as in `over`. Further calls can only shorten the grace period."""
+        """Stop this host's ranks, then exit with `over.status`. Further calls can only shorten the grace period."""
         if self._local is not None:
             self._local.halt(self._local.running, grace_s)
         self._ending = self._ending or start_part(self._finish_when_idle(over), "the end", self.fail)

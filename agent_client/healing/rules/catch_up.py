@@ -79,7 +79,7 @@ class CatchUpMachine(Generic[T]):
 
     @property
     def peer_tag(self) -> Tag:
-        """Last tag of the chain, which identifies the current state of the other groups."""
+        """Tag of the other groups' current state: that of the last kept step or, if none is kept, `begins`."""
         return self._kept[-1].tag if self._kept else self.begins
 
     @property
@@ -118,7 +118,7 @@ class CatchUpMachine(Generic[T]):
         """Record that the current step has been committed.
 
         Args:
-            kept: The kept step, or None if it was not kept for lack of memory or of a snapshot.
+            kept: The step with its gradients, or None if there is no memory for them or no snapshot to apply them to.
             tag: Tag of the state after the step.
         """
         if kept is not None and self.has_source and len(self._kept) < MAX_KEPT_STEPS:

@@ -46,7 +46,10 @@ MAX_DIFFERING_BYTES = 16 * 2**20
 
 @dataclass(frozen=True, slots=True)
 class LeadChosen:
-    """The source has become the lead. A ChecksumArrived event follows for each piece, in order."""
+    """The source has become the lead, so its checksums define the state.
+
+    A ChecksumArrived event follows for each piece, in order.
+    """
 
     source: str
 

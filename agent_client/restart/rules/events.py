@@ -68,7 +68,7 @@ RankEvent = MessageReceived | StreamClosed | Waiting | Raised | Returned | Closi
 
 @dataclass(frozen=True, slots=True)
 class Connect:
-    """Open a stream whose events carry the number `session`. Queue messages to send until the stream is open."""
+    """Open a stream whose events carry the number `session`. While it is being opened, queue messages that are sent."""
 
     session: int
 

@@ -65,13 +65,13 @@ MAX_DELAY_S = 2.0
 
 @dataclass(slots=True)
 class Reconnect:
-    """State of the rank's connection to the lighthouse.
+    """Tracks the rank's connection to the lighthouse, and when to open the next stream.
 
     1. There is one stream at a time, identified by a number. Messages from older streams are ignored.
     2. A stream is accepted when its first message arrives. If it is not accepted in time, or closes, another one is
        opened after a delay with jitter. The delay doubles until a stream has been accepted.
-    3. If another process has the rank's slot, the rank retries for a limited time, because the lighthouse may not have
-       detected yet that the previous process in the slot has died.
+    3. If another process has the rank's slot (its number in the run), the rank retries for `duplicate_timeout_s`,
+       because the lighthouse may not have noticed yet that the previous process in the slot has died.
     """
 
     accept_timeout_s: float
@@ -99,13 +99,16 @@ class Reconnect:
         return was_lost
 
     def close(self, now: float, jitter: float) -> bool:
-        """Record that the stream has closed. Return whether the connection must now be reported as lost."""
+        """Record that the stream has closed. Return whether the connection must now be reported as lost.
+
+        `jitter` is a random number from 0 to 1, which varies the delay before the next stream is opened.
+        """
         is_news, self.is_lost = not self.is_lost, True
         self._close(now, jitter)
         return is_news
 
     def refuse(self, now: float, jitter: float) -> bool:
-        """Record that another process has the slot. Return True only for the first such refusal, to log it once."""
+        """Record that another process has the slot. Return whether this is the first such refusal, to log it once."""
         self._close(now, jitter)
         return self._refused_since == now
 
@@ -168,7 +171,7 @@ class RankMachine:
     # -- events and time
 
     def start(self, now: float) -> Sequence[events.RankEffect]:
-        """Return the first effects. Call this once, before any other method."""
+        """Open the first stream, and return the effects to perform. Call this once, before any other method."""
         return self._connect(now)
 
     def handle(self, event: events.RankEvent, now: float) -> Sequence[events.RankEffect]:
@@ -348,7 +351,7 @@ class RankMachine:
         return self._send(ReadyReport(self.generation))
 
     def _become_idle(self, failure: FailureReport | None) -> list[events.RankEffect]:
-        """Become idle. Report `failure`, if any, unless the function was interrupted."""
+        """Enter the idle phase, because the function has ended. Report `failure`, if any, unless it was interrupted."""
         has_failed = self.phase is RankPhase.RUNNING and failure is not None
         self.phase = RankPhase.IDLE
         self._leaving.stop()

@@ -66,7 +66,11 @@ class Standing(IntEnum):
 
 
 def standing_of(*, heals: bool, max_step: int, has_trained: bool) -> Standing:
-    """Return a participant's authority when announcements differ. Healing lowers it, except at step 0."""
+    """Return a participant's authority when announcements differ.
+
+    A participant that heals has the lowest authority, unless `max_step`, the quorum's step, is 0. `has_trained` is
+    True if the participant has committed a step since it joined.
+    """
     if heals and max_step > 0:
         return Standing.HEALS
     return Standing.TRAINED if has_trained else Standing.HOLDS_STATE
@@ -142,7 +146,10 @@ def to_words(
     flags: Flag = Flag.NONE,
     payload: Sequence[int] = (),
 ) -> tuple[int, ...]:
-    """Encode an announcement as a row of numbers. Truncate long strings, because all rows have the same length."""
+    """Encode an announcement as a row of numbers. Truncate long strings, because all rows have the same length.
+
+    `standing` and `seniority` decide which announcement is right. `flags` and `payload` are values that may differ.
+    """
     head = (standing, seniority, flags, announced.kind, announced.step, announced.number, announced.size)
     rest = (0,) * (PAYLOAD_WORDS - len(payload))
     return (*head, *_text_words(announced.dtype, announced.name), *payload, *rest)

@@ -43,7 +43,7 @@ class StepPart(Protocol):
     def parameters_reduced(self) -> Sequence[Any]: ...
 
     def skip_microbatch(self) -> bool:
-        """Undo the changes by a batch whose backward pass would reduce nothing. Return False for any other batch."""
+        """Undo what this batch changed, if its backward pass would reduce nothing. Return False for other batches."""
         ...
 
     def contribute_zeros(self) -> bool:
@@ -89,9 +89,9 @@ class ZeroGradOrder:
 class PassOrder:
     """Detects, from the forward passes of one module, that the script has abandoned a step without a vote.
 
-    Nothing is detected before the first committed step. A false detection costs one attempt: when the step is
-    retried, the script may reset its gradients again, or make twice as many forward passes, without being suspected.
-    A pattern that occurs in a committed step is treated as normal from then on.
+    Nothing is detected before the first committed step. A false detection discards only one attempt: in the retry of
+    the step, the script may reset its gradients again, and may make twice as many forward passes. A pattern that occurs
+    in a committed step is treated as normal from then on.
     """
 
     counts: bool = True

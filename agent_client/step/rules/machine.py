@@ -224,22 +224,25 @@ class StepMachine:
 
     @property
     def is_unhealed(self) -> bool:
-        """True if the state is torn but the quorum treats it as up to date. The step then cannot be committed."""
+        """True if the state is torn (invalid) but the quorum considers it current. The step cannot be committed."""
         if self.assignment is None:
             return False
         return self.is_torn and not self.must_install and not self.assignment.catches_up
 
     @property
     def has_no_heal_source(self) -> bool:
-        """True if this rank's state is torn, and the quorum that formed afterwards has no peer to heal from."""
+        """True if the state is torn (invalid), and the quorum that formed afterwards has no peer to heal from."""
         return self.is_unhealed and self.assignment is not None and self.assignment.quorum_id != self.torn_under
 
     def work_at(self, step: int, tag_quorum_id: int | None) -> None:
-        """Set the step and tag with which this rank takes part. While it is catching up, its own state is older."""
+        """Set the step, and the quorum id of the tag, with which this rank takes part.
+
+        While the rank is catching up, they are those of its peers, and its own state is older.
+        """
         self.step, self.tag_quorum_id = step, tag_quorum_id
 
     def vote(self) -> bool:
-        """Return this rank's vote. A yes requires a quorum, a completed all-reduce and an up-to-date state."""
+        """Return this rank's vote. A yes (True) requires a quorum, a completed all-reduce and an up-to-date state."""
         self._move("vote", Phase.COMPUTING, to=Phase.VOTED)
         if self.failure is None and not self.has_reduced:
             self.fail_step("no collective over all participants completed")

@@ -62,7 +62,7 @@ class WorldSize:
     """Value of the option `world_size`, at least 1. Not used in DYNAMIC mode."""
 
     def share(self, assignment: Assignment | None, counts: Sequence[int] = ()) -> Share:
-        """Return this group's share of the step. Without a quorum, the group does not count.
+        """Return this group's microbatches in the step. Without a quorum (None), its gradients do not count.
 
         `counts` is a result of shares(): the number of microbatches of each contributor. It is ignored if the number of
         contributors or of microbatches has changed since.

@@ -40,7 +40,7 @@ STOP_GRACE_S = 1.0  # stopping a run must take less than 2 s
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """Distribution of ranks over hosts: rank r runs on host r // nproc."""
+    """Distribution of ranks over hosts: each host runs `nproc` consecutive ranks."""
 
     hosts: int = 1
     nproc: int = 1
@@ -128,7 +128,7 @@ class SupervisorMachine:
         self.is_over = False
 
     def heartbeat(self, now: float) -> SupervisorHeartbeat:
-        """Return a heartbeat with the number of restarts so far, and the budget of the unit closest to its limit."""
+        """Return a heartbeat with the number of restarts so far, and the restart budget closest to its limit."""
         return SupervisorHeartbeat(
             budget_used=max(unit.budget.used(now) for unit in self.units),
             restarts=sum(max(0, unit.attempt) for unit in self.units),
@@ -209,7 +209,7 @@ class SupervisorMachine:
                 self._handle_loss(unit, self._layout.host_of(ended.rank), why, now)
 
     def _handle_silent_rank(self, silent: events.RankSilent, now: float) -> None:
-        """Handle a rank whose process does nothing. Ignore the report if the rank was restarted in the meantime."""
+        """Handle the loss of a rank whose process still runs. Ignore the report if the rank was restarted since."""
         unit = self._unit_of.get(silent.rank)
         if unit is None or silent.rank not in unit.running or silent.lost_at < unit.started_at:
             return

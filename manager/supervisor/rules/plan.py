@@ -70,7 +70,10 @@ def _master_port(options: Mapping[str, str]) -> int | None:
 
 
 def _options(command: Sequence[str]) -> dict[str, str]:
-    """Return the options of torchrun and of the script, by name. If an option is repeated, its first value counts."""
+    """Return the values of all --options in the command, by name.
+
+    If a name occurs twice, the first value counts, because the script's own options follow torchrun's.
+    """
     found: dict[str, str] = {}
     for word, following in zip(command, [*command[1:], ""], strict=True):
         name, has_value, value = word.partition("=")
@@ -130,9 +133,9 @@ class LaunchPlan:
         return self.slot_offset + rank
 
     def process_of(self, rank: int) -> int:
-        """Return the number of the process that runs a rank.
+        """Return the number of the process that runs a rank: the rank or, with torchrun, the rank's host.
 
-        It is the rank itself. With torchrun, it is the number of the rank's host, or 0 if the world size is unknown.
+        With torchrun, the number is 0 if the world size is unknown.
         """
         if self.torchrun is None:
             return rank
@@ -148,7 +151,10 @@ class LaunchPlan:
         return f"{folder}/attempt_{attempt}/rank_{rank}.log"
 
     def environment(self, rank: int, attempt: int, incarnation: str) -> dict[str, str]:
-        """Return the environment variables of a rank's process, or of torchrun, which sets its ranks' variables."""
+        """Return the environment variables of a rank's process, or of torchrun, which sets its ranks' variables.
+
+        `attempt` is the number of this start, counted from 0. `incarnation` identifies the start at the lighthouse.
+        """
         ours = self._common(attempt) | self._run(incarnation)
         if self.torchrun is not None:
             return ours | self._torchrun()
@@ -181,9 +187,9 @@ class LaunchPlan:
     def _torchrun(self) -> dict[str, str]:
         """Return the environment variables for torchrun.
 
-        Each rank derives its slot from LIGHTHOUSE_SLOT_OFFSET. torchrun's own options take precedence over PET_
-        variables. If the store's port does not follow from the master port, torchrun may choose the master port, which
-        is necessary if several torchrun processes run on one host.
+        Each rank derives its slot from LIGHTHOUSE_SLOT_OFFSET. PET_ variables are defaults of torchrun's options. They
+        are set only if the store's port is derived from the master port. Otherwise, torchrun may choose the master
+        port, so that several torchrun processes can run on one host.
         """
         master = {f"PET_{name}": value for name, value in self._master().items()}
         is_known = self.store_port == self.master[1] + STORE_PORT_OFFSET

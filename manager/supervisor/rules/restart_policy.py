@@ -71,7 +71,10 @@ Decision = Restart | Exclude | GiveUp
 
 
 def outcome(status: int, stop_exit_code: int) -> Outcome:
-    """Classify an exit status, which is an exit code or a negated signal number, as in subprocess."""
+    """Classify an exit status, which is an exit code or a negated signal number, as in subprocess.
+
+    A rank that dies of SIGINT, or exits with a `stop_exit_code` other than 0, stops the run.
+    """
     if status == 0:
         return Outcome.DONE
     is_abort = status == -signal.SIGINT or (stop_exit_code != 0 and status == stop_exit_code)
@@ -162,9 +165,9 @@ DOUBT_S = 60.0
 class Report:
     """Sends a supervisor's reports to the lighthouse, and repeats them after a stream has broken.
 
-    A requested stop and an excluded host are states, which are sent first on each new stream. A loss is an event, which
-    is sent again only if the stream breaks soon afterwards. The lighthouse recognizes repetitions. `send` is only
-    called between `begin_stream` and `end_stream`.
+    The requested stop and the excluded host are sent first on each new stream. The loss of a rank is sent again only if
+    the stream breaks within DOUBT_S. The lighthouse recognizes repetitions. `send` is only called between
+    `begin_stream` and `end_stream`.
     """
 
     def __init__(self, send: Callable[[StopAsked | HostExcluded | ProcessLost], None]) -> None:
