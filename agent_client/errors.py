@@ -31,7 +31,7 @@ class ModelMismatch(AgentError):
 
 
 class EvaluationFailed(RuntimeError):
-    """Raised on the other ranks, with the error as text, if the rank that evaluates fails. Training can continue."""
+    """Raised on all other ranks if the evaluating rank fails, with its error as text. Training can continue."""
 
 
 class EvaluationInterrupted(RuntimeError):

@@ -99,9 +99,9 @@ class Keeper:
             self.finish()
 
     def finish(self, timeout_s: float = FINISH_TIMEOUT_S) -> None:
-        """Wait until the copy is complete. If the script has changed the state in the meantime, drop the copy.
+        """Wait until the copy of the state is complete. If the script has changed the state meanwhile, drop the copy.
 
-        If the copy is not complete after `timeout_s`, drop it, and keep no more states.
+        If the copy is not complete after `timeout_s`, drop it, and stop keeping copies.
         """
         thread, self._thread = self._thread, None
         if thread is None:

@@ -77,14 +77,15 @@ class FaultTolerantAccelerator(Accelerator):
         A call without an optimizer prepares the objects as the base class does.
 
         Args:
-            *args: Objects to prepare. The first loader is the training loader. Its batches then depend on the step.
+            *args: Objects to prepare. The first loader is the training loader. A step always gets the same batches
+                from it, also after a restart.
             device_placement: Passed to the base class.
 
         Returns:
             The prepared objects, in the same order.
 
         Raises:
-            ConfigurationError: There are several models or optimizers, or an earlier call had an optimizer.
+            ConfigurationError: There are several models or optimizers, or an optimizer was already prepared.
         """
         models = [each for each in args if isinstance(each, torch.nn.Module)]
         optimizers = [each for each in args if isinstance(each, torch.optim.Optimizer)]

@@ -243,7 +243,7 @@ class Entry(NamedTuple):
 
 
 class Number(NamedTuple):
-    """Number of a collective as reported to the manager. It restarts with each quorum."""
+    """Sequence number of a collective, as reported to the manager. Numbering begins again with each quorum."""
 
     quorum_id: int
     number: int

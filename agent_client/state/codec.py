@@ -255,7 +255,7 @@ def allocate(layouts: Sequence[torch.Tensor]) -> list[torch.Tensor]:
 
 
 def piece_views(tensors: Sequence[torch.Tensor]) -> Iterator[memoryview]:
-    """Yield a writable view of each piece (PIECE_BYTES or less) of the tensors, which `allocate` has returned."""
+    """Split tensors returned by `allocate` into pieces of at most PIECE_BYTES, and yield a writable view of each."""
     for tensor in tensors:
         flat = tensor.as_strided((tensor.numel(),), (1,))
         view = flat.view(torch.uint8).numpy().data if tensor.nbytes else memoryview(bytearray())

@@ -69,7 +69,7 @@ class Part(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class StepDigest:
-    """Digest of one part (a window) of the state that `tag` identifies."""
+    """Digest of one window (a part of all tensors). `tag` identifies the state."""
 
     tag: Tag
     digest: PendingDigest
@@ -180,7 +180,7 @@ class Comparison:
         self.ahead.clear()
 
     def agree_on_options(self) -> None:
-        """Agree on options with the other participants, in the first step under a quorum.
+        """Exchange options with the other participants in a quorum's first step, and use a value that suits all.
 
         Groups with different options would run different collectives, or one would apply a step that another discards.
         """

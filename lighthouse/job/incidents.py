@@ -257,7 +257,7 @@ class _Lost:
 
 @dataclass(frozen=True, slots=True)
 class _Exit:
-    """A supervisor's report on a dead process in a group that does not count as lost yet."""
+    """A supervisor's report that a process has died. The process's group does not count as lost yet."""
 
     reason: str
     evidence: RankEvidence

@@ -397,7 +397,7 @@ class Supervisor:
 
 @dataclass(frozen=True, slots=True)
 class PreviousLaunch:
-    """The previous launch of the run (one start by its users), which was completed in generation `number`."""
+    """The previous launch (start by the user) of the run, whose ranks finished in generation `number`."""
 
     number: int
     incarnations: tuple[str, ...]  # supervisors of the launch, and its ranks without a supervisor

@@ -217,7 +217,7 @@ class Job:
     def record_join(self, participant: Participant, now: float) -> Group:
         """Record a join and return its group, which becomes healthy.
 
-        Replace the record of another incarnation, whose loss the caller must have reported.
+        Replace the record of an earlier process of the group. The caller must already have handled its loss.
         """
         member = self.groups.get(participant.replica_id)
         if member is None or is_reborn(participant, member):
@@ -237,7 +237,7 @@ class Job:
     def add_session(self, participant: Participant, session: int, now: float, secret: str = "") -> Group:
         """Add or update the group of a new session, and return the group. A session alone is not a join.
 
-        Replace the record of another incarnation, whose loss the caller must have reported.
+        Replace the record of an earlier process of the group. The caller must already have handled its loss.
         """
         member = self.groups.get(participant.replica_id)
         if member is None or member.incarnation != participant.incarnation:

@@ -394,7 +394,7 @@ class Standing:
 
 
 def lease_of(member: Group) -> Lease:
-    """Create a member's lease when its quorum forms."""
+    """Return the lease that a member has when its quorum forms."""
     assert member.participant is not None
     return Lease(member.incarnation, member.lease_until, entry_of(member.participant, member.secret))
 

@@ -236,7 +236,7 @@ class LighthouseDaemon:
             )
 
     async def _sample(self) -> None:
-        """Periodically sample each job's progress for the dashboard, and write the ledger of the groups' time."""
+        """Periodically sample each job's progress for the dashboard, and write down how the groups spent their time."""
         written = time.time() // LEDGER_EVERY_S
         while True:
             await asyncio.sleep(SAMPLED_EVERY_S)

@@ -42,7 +42,7 @@ class PreemptionNoted:
 
 @dataclass(frozen=True, slots=True)
 class PreemptionChanged:
-    """Sent by a manager to its ranks when a host of the group will be taken away, or a notice is withdrawn."""
+    """Sent by a manager to its ranks when a host of the group is about to be preempted, or a notice is withdrawn."""
 
     notice: PreemptionNotice | None  # None if the notice was withdrawn
     should_save: bool = False  # no other group stays, so the rank saves a checkpoint before it exits

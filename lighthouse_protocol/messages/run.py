@@ -160,7 +160,7 @@ class Key(NamedTuple):
 
 
 class Keys(NamedTuple):
-    """The keys that the ranks in a run have set."""
+    """Keys in the key-value store that the ranks of a run share."""
 
     generation: LastGeneration  # current generation
     keys: tuple[Key, ...]

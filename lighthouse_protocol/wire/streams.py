@@ -138,7 +138,7 @@ def changed_shared(changed: QuorumChanged) -> bytes:
 
 
 def changed_for(join: int) -> bytes:
-    """Serialise a join's number, to append to the result of changed_shared()."""
+    """Serialise the part of a QuorumChanged that is the receiver's own. Append it to changed_shared()."""
     return lighthouse_pb2.SessionResponse(quorum_changed=lighthouse_pb2.QuorumChanged(join=join)).SerializeToString()
 
 

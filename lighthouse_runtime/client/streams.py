@@ -59,7 +59,7 @@ class StreamKind(Generic[S, M]):
 
 
 class AsyncStream(Generic[S, M]):
-    """A stream for asyncio, for a single reader. Leaving its context cancels it."""
+    """Bidirectional gRPC stream for asyncio. Only one task may read it. Leaving its `async with` block cancels it."""
 
     def __init__(
         self,

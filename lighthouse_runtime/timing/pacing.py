@@ -73,7 +73,7 @@ T = TypeVar("T")
 
 
 def start_read(name: str, read: Callable[[], T]) -> futures.Future[T]:
-    """Run `read` in a new thread. Return a future for the result that cannot be cancelled. `name` names the thread."""
+    """Run `read` in a new thread called `name`. Return a future for the result. The future cannot be cancelled."""
     done = futures.Future[T]()
     done.set_running_or_notify_cancel()
 

@@ -279,7 +279,7 @@ class GroupMachine:
             self._add(events.Pushed(Released(), released))
 
     def _answer_request(self, request: QuorumRequest, now: float) -> None:
-        """Decide on a rank's request, and carry out the decision."""
+        """Grant, keep or refuse a rank's request for a step, or join the next quorum with it."""
         rank = self.group.ranks[request.group_rank]
         superseded = Superseded(f"rank {request.group_rank} has sent a newer request")
         if rank.pending is not None and not rank.pending.is_gathering:

@@ -568,7 +568,7 @@ class QuorumRequests:
     def grant(self, request: QuorumRequest, *, is_first: bool) -> Assignment:
         """Grant a rank the step that it requests, and return its assignment.
 
-        `is_first` means that the rank is the first of its group to enter the step. The others repeat the same grant.
+        `is_first` means that the rank is the first of its group to request the step. Later ranks get the same grant.
         """
         standing = self._group.standing
         assert standing is not None

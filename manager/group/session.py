@@ -154,7 +154,7 @@ class SessionMachine:
 
     @property
     def _silent_at(self) -> float:
-        """Time from which the lighthouse counts as silent, unless it answers before.
+        """Time from which the lighthouse counts as silent if it has not answered by then.
 
         The time that an answer may take doubles with each consecutive session in which the lighthouse did not reply.
         """

@@ -224,10 +224,7 @@ class GuardClient:
 
 
 def _output(event: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return the output lines in an event of the guard, without credentials.
-
-    The lines appear in logs, incidents and debug bundles.
-    """
+    """Return the output lines in a guard event, with credentials removed, because logs and incidents show them."""
     return tuple(map(without_credentials, event["output"]))
 
 

@@ -215,7 +215,8 @@ def _is_end_of(scheduled: object, machine: str) -> bool:
 class File:
     """Source that reports a preemption notice while a file exists.
 
-    The file may contain the number of seconds from its last change to the end of the host, and then a reason.
+    The file may contain the number of seconds until the host is taken away, counted from the file's last change, and
+    then a reason.
     """
 
     def __init__(self, path: Path) -> None:

@@ -291,7 +291,7 @@ class GroupAccess(LocalOperatorAccess):
 def secret_from(variables: Mapping[str, str] = os.environ) -> str:
     """Return the group's secret, or an empty string if LIGHTHOUSE_MANAGER_SECRET is not set.
 
-    Raise InvalidRequest unless it has 32 to 128 of the characters A-Z a-z 0-9 _ -.
+    Raise InvalidRequest if it is set to anything but 32 to 128 characters from [A-Za-z0-9_-].
     """
     secret = variables.get(MANAGER_SECRET_VARIABLE, "")
     if secret and not _SECRET.fullmatch(secret):

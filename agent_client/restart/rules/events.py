@@ -41,7 +41,7 @@ class Waiting:
 
 @dataclass(frozen=True, slots=True)
 class Raised:
-    """The function has ended with an exception, either its own or the interruption."""
+    """The wrapped function has raised an exception: its own, or the one that interrupted it."""
 
     reason: str
 

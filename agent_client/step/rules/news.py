@@ -52,7 +52,7 @@ class StepNews:
         return self.flush() if self._loss is not None and now >= self._loss.at + LOSS_HELD_S else ""
 
     def flush(self) -> str:
-        """Record that the current step has been discarded. Return the pending line, or "" if there is none."""
+        """Record that the current step was discarded. Return the log line about it, or "" if no loss caused it."""
         loss, self._loss, self._healing = self._loss, None, None
         return "" if loss is None else f"step {loss.step} discarded: {loss}"
 
