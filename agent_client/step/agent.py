@@ -428,8 +428,8 @@ class Agent:
     ) -> "Future[torch.Tensor]":
         """Average a tensor over the groups whose gradients count, in place, on the background thread.
 
-        If a peer is lost, the future still completes, but the step is discarded and the content of `tensor` is
-        undefined.
+        Autograd does not record the change, so a loss that is averaged for a log keeps its gradient. If a peer is lost,
+        the future still completes, but the step is discarded and the content of `tensor` is undefined.
 
         Args:
             tensor: Tensor of any shape with a floating-point dtype, on a device that the process group supports. All
