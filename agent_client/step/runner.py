@@ -202,6 +202,7 @@ class StepRunner:
         with self.progress.busy(HEAL) if assignment.heals else nullcontext():
             self.attempt.run("healing", lambda: self.healing.fetch(assignment))
 
+    # Autograd must not record the division, and results of inference mode can be changed only in inference mode.
     @torch.inference_mode()
     def reduce(
         self, tensor: torch.Tensor, within_group: bool, entry: Entry, name: str, following: Sequence[Part] = ()
@@ -267,7 +268,7 @@ class StepRunner:
             machine.fail_step(f"{int(packed[0])} participants sent values as the first participant")
         return packed
 
-    @torch.inference_mode()
+    @torch.inference_mode()  # as in reduce()
     def sum_over_group(self, tensor: torch.Tensor, entry: Entry) -> None:
         if self.place.group is not None:
             summed = in_order(tensor)
