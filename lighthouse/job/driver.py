@@ -640,8 +640,8 @@ class JobDriver(MachineDriver[events.QuorumEvent, events.QuorumEffect]):
                 log_quorum(self.job, quorum, is_new=is_new, is_branch=is_branch)
                 self._delivery = QuorumDelivery(quorum, self._delivery)
                 self._waiting.answer_calls(calls, Answer(quorum, stands, self._secret, self._delivery))
-            case events.QuorumResent(quorum, call):
-                self._waiting.answer_calls([call], Answer(quorum, stands=True, secret=self._secret))
+            case events.QuorumResent(quorum, call, stands):
+                self._waiting.answer_calls([call], Answer(quorum, stands, self._secret))
             case events.JobEnded(_, _, record):
                 self._commit(record)
                 log_end(self.job, effect)

@@ -164,10 +164,11 @@ class JobEnded:
 
 @dataclass(frozen=True, slots=True)
 class QuorumResent:
-    """Instruction to answer request `call` of a member with the standing quorum, which the member never received."""
+    """Instruction to answer request `call` of a member with the current quorum, which the member never received."""
 
     quorum: Quorum
     call: int
+    stands: bool = True
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,7 +21,7 @@ from lighthouse.job import events
 from lighthouse.job.records import Group, Kind, Membership
 from lighthouse.job.roster import Job, identity_error, is_reborn, refusal, unreachable_groups
 from lighthouse.job.standing import ResendQuorum
-from lighthouse_protocol.messages.membership import Participant
+from lighthouse_protocol.messages.membership import Participant, Tag
 from lighthouse_protocol.messages.session import (
     LEFT,
     RESTARTING,
@@ -352,12 +352,29 @@ class Presence:
         if participant.commit_failures > 0 and member.is_participant:
             self.silence.handle_failed_step(now)
             self.lapse_silent_groups(now)
+        if member.is_participant and self._has_missed_answer(member):
+            assert self._job.quorum is not None
+            return self._job.emit(events.QuorumResent(self._job.quorum, event.call, stands=False))
         outcome = self.standing.handle_member_join(participant, now)
         if isinstance(outcome, ResendQuorum):
             self._resend_quorum(member, event.call)
             return self._send_order(outcome.order)
         self.joins.add_join(member, event.call, event.deadline_at, now)
         return self._send_order(outcome)
+
+    def _has_missed_answer(self, member: Group) -> bool:
+        """Return whether the others run a quorum that does not stand, and this member of it never received it."""
+        participant, last, quorum = member.participant, member.last_assignment, self._job.quorum
+        assert participant is not None
+        return (
+            self.standing.phase is QuorumPhase.NONE
+            and member.is_connected
+            and quorum is not None
+            and last is not None
+            and participant.seen_quorum_id < quorum.quorum_id == last.quorum_id
+            and last.held == Tag(participant.step, participant.tag_quorum_id)
+            and not self.joins.members.asking
+        )
 
     def _check_join(self, event: events.Joined, now: float) -> LighthouseError | None:
         if event.session is not None:

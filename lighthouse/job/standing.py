@@ -26,7 +26,8 @@ allows it up to a last step, and a *revoke* ends the quorum at once.
    while members are still arriving. After a quorum that did not stand, the next one forms when all members have joined,
    or after a lease, so that a group that connects first does not form it alone.
 6. A member that never received the quorum, because its connection broke or the lighthouse died, joins again with the
-   same state. The lighthouse then resends the quorum.
+   same state. The lighthouse then resends the quorum. It also resends one that does not stand, as long as no other
+   member has joined again: the others may be waiting for this member in a collective.
 
 Every message from a member repeats the quorum state that the member holds, so no single message is essential.
 """
