@@ -141,10 +141,8 @@ def stragglers(job: Job) -> list[Group]:
 
 def would_begin_branch(job: Job) -> bool:
     """Return whether all candidates are behind the last quorum, and a connected member of it has not joined."""
-    is_behind = all(
-        group.participant and group.participant.step < job.max_step for group in job.joins.list_candidates()
-    )
-    return is_behind and any(group.is_participant and group.is_connected for group in stragglers(job))
+    steps = [group.participant.step for group in job.joins.list_candidates() if group.participant]
+    return max(steps) < job.max_step and any(group.is_participant and group.is_connected for group in stragglers(job))
 
 
 def peers_pending(job: Job) -> int:

@@ -1,5 +1,7 @@
 """A group that has lost its state does not train alone while the others still hold theirs."""
 
+from collections.abc import Iterable
+
 from lighthouse.job.events import QuorumFormed, QuorumResent
 from lighthouse.job.forming import QuorumMachine
 from lighthouse.job.lineage import EARLIER_COUNTS_FOR_S
@@ -10,7 +12,7 @@ from tests.lighthouse.sessions import asks, connected, lose, native, opened, pul
 JOIN_TIMEOUT_S = 2.0
 
 
-def formed(effects: object) -> list[Quorum]:
+def formed(effects: Iterable[object]) -> list[Quorum]:
     return [effect.quorum for effect in effects if isinstance(effect, QuorumFormed)]
 
 
@@ -19,8 +21,8 @@ def at_work() -> tuple[QuorumMachine, Quorum]:
     machine = connected("abc", join_timeout_s=JOIN_TIMEOUT_S)
     effects: list[object] = []
     for number, name in enumerate("abc", start=1):
-        state = {"step": 2082, "tag_quorum_id": 7} if name != "c" else {"watched": False}
-        effects += machine.handle(asks(number, number, native(name, **state)), 0.0)
+        who = native(name, watched=False) if name == "c" else native(name, step=2082, tag_quorum_id=7)
+        effects += machine.handle(asks(number, number, who), 0.0)
     [quorum] = formed(effects)
     return machine, quorum
 
