@@ -11,13 +11,14 @@ from lighthouse.job import events
 from lighthouse.job.events import MemberLeft, MemberLost
 from lighthouse.job.records import QuorumConfig, QuorumRecord
 from lighthouse_protocol.messages.membership import Participant, Quorum
-from lighthouse_protocol.messages.session import HeldQuorum, HoldState, QuorumOrder, QuorumPhase
+from lighthouse_protocol.messages.session import GroupReport, HoldState, QuorumOrder, QuorumPhase
 from tests.simulation.checks import Checks
 from tests.simulation.quorums.faults.lighthouse import LEASES_S
 from tests.simulation.world import MAX_RATE, MIN_RATE, Violation, World
 
 MAX_LEASE_S = max(LEASES_S)
 ASKS_AGAIN_S = 1.2
+HEARD_S = 1.2
 TOLD = (HoldState.RECALLED, HoldState.JOINING, HoldState.LEAVING)
 GOES_ON = (QuorumPhase.STANDING, QuorumPhase.RECALLED, QuorumPhase.RESUMED)
 Member = tuple[str, str]
@@ -115,6 +116,7 @@ class LighthouseChecks(Checks):
         self._phases: dict[int, QuorumPhase] = {}
         self._formed: events.QuorumFormed | None = None  # whose write, and what is said after it, may be under way
         self._waits: dict[Member, Wait] = {}
+        self._heard: dict[Member, float] = {}  # when each connected member that can take part last sent a message
         self.formed: Quorum | None = None  # the last one
 
     # -- what happens
@@ -129,11 +131,13 @@ class LighthouseChecks(Checks):
             case events.SessionOpened(session, hello):
                 self._members[session] = member_of(hello.participant)
                 self._ledger.unheard.pop(member_of(hello.participant), None)
-                self._report(session, hello.levels.held)
+                self._report(session, hello.levels)
             case events.SessionEnded(session):
-                self._members.pop(session, None)
+                self._heard.pop(self._members.pop(session, ("", "")), None)
+            case events.Left(session):
+                self._heard.pop(self._members.get(session, ("", "")), None)
             case events.SessionHeartbeatReceived(session, beat):
-                self._report(session, beat.levels.held)
+                self._report(session, beat.levels)
             case events.Joined(call, participant, _, session):
                 self._waiting[call] = participant
                 self._ledger.unheard.pop(member_of(participant), None)
@@ -159,7 +163,12 @@ class LighthouseChecks(Checks):
             self._ledger.renewed[member] = self._ledger.renewed.pop(before, 0.0)
         self._members[session] = member
 
-    def _report(self, session: int, held: HeldQuorum | None) -> None:
+    def _report(self, session: int, levels: GroupReport) -> None:
+        held = levels.held
+        if (member := self._members.get(session)) is not None:
+            self._heard[member] = self._world.now
+            if levels.down or levels.drains:
+                del self._heard[member]
         if held is not None and held.mode is not HoldState.STANDING and session in self._members:
             self._stopped.add((held.quorum_id, self._members[session]))
         if held is not None and held.mode in TOLD and session in self._members:
@@ -188,7 +197,11 @@ class LighthouseChecks(Checks):
             case MemberLost(replica_id) | MemberLeft(replica_id):
                 for member in [member for member in self._waits if member[0] == replica_id]:
                     self._lets_in(self._waits.pop(member))
+                self._heard = {member: at for member, at in self._heard.items() if member[0] != replica_id}
+            case events.JobEnded():
+                self.formed = None
             case events.QuorumFormed(quorum):
+                self._check_branch(quorum)
                 self.formed = quorum
                 self._world.log("", _describe(effect))
                 self._check_formed(effect)
@@ -297,6 +310,16 @@ class LighthouseChecks(Checks):
         self._waits.clear()
         for call in effect.calls:
             self._waiting.pop(call, None)
+
+    def _check_branch(self, quorum: Quorum) -> None:
+        """Check that no quorum goes back while a member of the last one is connected and has not asked for the next."""
+        last, now = self.formed, self._world.now
+        if last is None or max(p.step for p in quorum.participants) >= max(p.step for p in last.participants):
+            return
+        asked = {member_of(participant) for participant in self._waiting.values()}
+        missing = [member for member in map(member_of, last.participants) if member not in asked]
+        if present := [member for member in missing if now < self._heard.get(member, -math.inf) + HEARD_S]:
+            raise Violation(f"S14 quorum {quorum.quorum_id} goes back, and {present} are connected and may be ahead")
 
     def _check_record(self, effect: events.QuorumFormed, where: str) -> None:
         record = effect.record
