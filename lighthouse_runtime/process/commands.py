@@ -61,12 +61,10 @@ def _run(module: str, name: str) -> None:
 
 def _check_stdout(error: OSError) -> None:
     """Exit with an error message if stdout does not accept output. --help and --version do not handle `error`."""
-    from lighthouse_runtime.cli import drop_stdout
-
     try:
         print(flush=True)
     except OSError:
-        drop_stdout()
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # else the exit flushes stdout, and fails, too
         sys.exit(f"Error: cannot write to stdout: {error.strerror or error}")
 
 

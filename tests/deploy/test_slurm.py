@@ -88,8 +88,8 @@ def test_a_requeued_job_continues_its_records(tmp_path: Path) -> None:
     for name, script in programs.items():
         (tmp_path / name).write_text(f"#!/bin/bash\n{script}\n")
         (tmp_path / name).chmod(0o755)
-    job = {"SLURM_JOB_ID": "7", "SLURM_SUBMIT_DIR": str(tmp_path), "SLURM_JOB_NODELIST": "node", "TMPDIR": str(tmp_path)}
-    path = {"PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    job = {"SLURM_JOB_ID": "7", "SLURM_SUBMIT_DIR": str(tmp_path), "SLURM_JOB_NODELIST": "node"}
+    path = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "TMPDIR": str(tmp_path)}
     for restarts in ("0", "1"):
         result = run(["bash", SCRIPT, "train.py"], env=clean_environment(**job, **path, SLURM_RESTART_COUNT=restarts))
         assert result.returncode == 0, result.stderr

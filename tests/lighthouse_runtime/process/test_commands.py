@@ -1,4 +1,4 @@
-"""The console commands before and outside of a verb: interrupts during the imports, and output that cannot be written."""
+"""The console commands before and outside of a verb: interrupts during imports, and output that fails."""
 
 import signal
 import subprocess
