@@ -12,6 +12,7 @@ from lighthouse_runtime.cli import CONTEXT_SETTINGS, from_options, options
 from lighthouse_runtime.process.children import die_with_parent
 from lighthouse_runtime.process.logs import set_up_logging
 from lighthouse_runtime.process.loop import run_daemon
+from lighthouse_runtime.process.standard_error import StandardError
 
 
 def run(config: LighthouseConfig, announce: int | None = None) -> None:
@@ -21,7 +22,7 @@ def run(config: LighthouseConfig, announce: int | None = None) -> None:
     """
     from lighthouse.server import daemon  # half a second of imports that other verbs do not need
 
-    set_up_logging(config.log_level, config.log_format)
+    set_up_logging(config.log_level, config.log_format, output=StandardError())
     try:
         sys.exit(run_daemon(functools.partial(daemon.serve, config, announce)))
     except LighthouseError as e:

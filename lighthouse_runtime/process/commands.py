@@ -8,15 +8,12 @@ neither.
 import atexit
 import contextlib
 import gc
-import http.client
 import importlib
 import importlib.util
 import os
 import signal
-import ssl
 import sys
 from collections.abc import Mapping
-from importlib import metadata
 from pathlib import Path
 
 from lighthouse_protocol.limits import LIGHTHOUSE_HTTP_PORT
@@ -42,6 +39,9 @@ def torchft_lighthouse() -> None:
 
 
 def _run(module: str, name: str) -> None:
+    has_interrupts = signal.getsignal(signal.SIGINT) is signal.default_int_handler  # False in a background job
+    if has_interrupts:  # Ctrl-C during the imports ends this process without a traceback; later, click handles it
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
     _reset_inherited_state()
     if os.getpid() == 1:
         _run_under_init()
@@ -49,7 +49,23 @@ def _run(module: str, name: str) -> None:
     gc.set_threshold(_GC_THRESHOLD)  # daemons set their own
     atexit.register(gc.freeze)
     _load(module.partition(".")[0])
-    importlib.import_module(module).main(prog_name=name)
+    command = importlib.import_module(module).main
+    if has_interrupts:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        command(prog_name=name)
+    except OSError as e:
+        _check_stdout(e)
+        raise
+
+
+def _check_stdout(error: OSError) -> None:
+    """Exit with an error message if stdout does not accept output. --help and --version do not handle `error`."""
+    try:
+        print(flush=True)
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # else the exit flushes stdout, and fails, too
+        sys.exit(f"Error: cannot write to stdout: {error.strerror or error}")
 
 
 def _reset_inherited_state() -> None:
@@ -119,6 +135,9 @@ _TIMEOUT_S = 1.0
 
 
 def is_alive(host: str = "127.0.0.1", port: int = LIGHTHOUSE_HTTP_PORT) -> bool:
+    import http.client  # slow to import, and the commands above do not need it
+    import ssl
+
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname = False
     context.verify_mode = ssl.CERT_NONE
@@ -154,6 +173,8 @@ def installed_versions() -> Mapping[str, str]:
 
 
 def _version(name: str) -> str:
+    from importlib import metadata
+
     try:
         return metadata.version(name)
     except metadata.PackageNotFoundError:

@@ -32,15 +32,22 @@ _secrets: list[str] = []  # secrets that this process knows
 
 
 def set_up_logging(
-    level: str, form: str, *, job: str = "", replica_group: str = "", secrets: Iterable[str] = ()
+    level: str,
+    form: str,
+    *,
+    job: str = "",
+    replica_group: str = "",
+    secrets: Iterable[str] = (),
+    output: logging.Handler | None = None,
 ) -> None:
     """Set up logging, replacing earlier settings.
 
     `level` is one of LEVELS, and `form` one of FORMATS. `job` and `replica_group` become fields of every JSON line,
-    unless empty. `secrets` are removed from every line.
+    unless empty. `secrets` are removed from every line. `output` writes the lines, by default to standard error.
+    Daemons pass a StandardError, because the default blocks while the reader is paused.
     """
     _secrets[:] = filter(None, secrets)
-    handlers = [logging.StreamHandler(sys.stderr), _RecentLines()]
+    handlers = [output or logging.StreamHandler(sys.stderr), _RecentLines()]
     own = {key: value for key, value in (("job", job), ("replica_group", replica_group)) if value}
     for handler in handlers:
         handler.setFormatter(_JsonFormatter(own) if form == "json" else _TextFormatter())

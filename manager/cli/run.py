@@ -22,6 +22,7 @@ from lighthouse_runtime.net.address import split_bind
 from lighthouse_runtime.process.children import die_with_parent
 from lighthouse_runtime.process.logs import set_up_logging
 from lighthouse_runtime.process.loop import StopRequest, run_daemon
+from lighthouse_runtime.process.standard_error import StandardError
 from manager.guard.client import GuardClient
 from manager.server.config import ENV_PREFIX, ManagerConfig
 from manager.server.service import secret_from
@@ -55,7 +56,12 @@ def run(module: bool, parent_pid: int | None, command: tuple[str, ...], **values
         die_with_parent(parent_pid, signal.SIGTERM)
     own_secrets = (launch.group_secret, launch.run_secret, config.coordinator.token)
     set_up_logging(
-        config.log_level, config.log_format, job=config.job, replica_group=config.replica_id, secrets=own_secrets
+        config.log_level,
+        config.log_format,
+        job=config.job,
+        replica_group=config.replica_id,
+        secrets=own_secrets,
+        output=StandardError(),
     )
     # Start the guard before gRPC is used, because gRPC does not survive a fork.
     guard = GuardClient(observes=settings.observe == "on", is_all=True)

@@ -12,6 +12,7 @@ from lighthouse_runtime.cli import from_options, options
 from lighthouse_runtime.process.children import die_with_parent
 from lighthouse_runtime.process.logs import set_up_logging
 from lighthouse_runtime.process.loop import run_daemon
+from lighthouse_runtime.process.standard_error import StandardError
 from manager.server import daemon
 from manager.server.config import ENV_PREFIX, ManagerConfig
 from manager.server.service import secret_from
@@ -39,6 +40,7 @@ def serve(parent_pid: int | None, announce_fd: int | None, **values: Any) -> Non
             job=config.job,
             replica_group=config.replica_id,
             secrets=(secret, config.coordinator.token),
+            output=StandardError(),
         )
         sys.exit(run_daemon(functools.partial(daemon.serve, config, secret, announce_fd)))
     except LighthouseError as e:

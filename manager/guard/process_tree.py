@@ -45,8 +45,7 @@ def marked_descendants(root: int, mark: str, session: int = 0) -> list[int]:
 
     If `session` is not 0, include the descendants that belong to that session, whatever their mark.
     """
-    sign = f"{MARK_VARIABLE}={mark}".encode()
-    return [pid for pid in descendants(root) if (session and _session(pid) == session) or sign in environment(pid)]
+    return [pid for pid in descendants(root) if (session and _session(pid) == session) or _has_mark(pid, mark)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,9 +61,8 @@ def strays(root: int, known: Collection[int], marks: Collection[str]) -> list[St
 
     `known` are the pids of the processes that `root` started, and `marks` their marks.
     """
-    signs = [f"{MARK_VARIABLE}={mark}".encode() for mark in marks]
     children = [pid for pid, parent in _parents() if parent == root and pid not in known and not _is_zombie(pid)]
-    found = [pid for pid in children if not any(sign in environment(pid) for sign in signs)]
+    found = [pid for pid in children if not _has_mark(pid, *marks)]
     return [Stray([pid, *descendants(pid)], born_at(pid)) for pid in found]
 
 
@@ -161,6 +159,12 @@ def _parents() -> Iterator[tuple[int, int]]:
 def _is_zombie(pid: int) -> bool:
     fields = _stat(pid)
     return not fields or fields[0] in "ZX"
+
+
+def _has_mark(pid: int, *marks: str) -> bool:
+    """Return whether MARK_VARIABLE in the environment of a process starts with one of the marks."""
+    signs = tuple(f"{MARK_VARIABLE}={mark}".encode() for mark in marks)
+    return any(variable.startswith(signs) for variable in environment(pid).split(b"\0"))
 
 
 def _has_memory(pid: int) -> bool:

@@ -1,9 +1,12 @@
 """train.sbatch, as shellcheck reads it and as Slurm runs it, with real daemons."""
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
+from tests.processes import clean_environment
 
 from .slurm import NODES, SCRIPT, Slurm
 from .tools import run, tool
@@ -73,6 +76,24 @@ def test_the_records_of_a_failed_job_outlive_it_and_its_tokens_do_not(cluster: S
     records = cluster.folder / f"lighthouse-{job}"
     assert {"journal.sqlite", "journal.incidents", "audit.jsonl"} <= {path.name for path in records.iterdir()}
     assert not list(records.rglob("*token*"))
+
+
+def test_a_requeued_job_continues_its_records(tmp_path: Path) -> None:
+    """Without Slurm, which lets minutes pass before it starts a requeued job."""
+    programs = {
+        "lighthouse": 'while [[ $1 != --journal ]]; do shift || exit 0; done; echo "$SLURM_RESTART_COUNT" >> "$2"',
+        "scontrol": "echo node",
+        "srun": "sleep 0.5",
+    }
+    for name, script in programs.items():
+        (tmp_path / name).write_text(f"#!/bin/bash\n{script}\n")
+        (tmp_path / name).chmod(0o755)
+    job = {"SLURM_JOB_ID": "7", "SLURM_SUBMIT_DIR": str(tmp_path), "SLURM_JOB_NODELIST": "node"}
+    path = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "TMPDIR": str(tmp_path)}
+    for restarts in ("0", "1"):
+        result = run(["bash", SCRIPT, "train.py"], env=clean_environment(**job, **path, SLURM_RESTART_COUNT=restarts))
+        assert result.returncode == 0, result.stderr
+    assert (tmp_path / "lighthouse-7" / "journal.sqlite").read_text() == "0\n1\n"
 
 
 @pytest.mark.parametrize(("options", "state"), [(["--signal=TERM"], "FAILED"), ([], "CANCELLED")])

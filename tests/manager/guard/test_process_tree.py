@@ -31,6 +31,18 @@ def test_a_process_in_the_middle_of_an_exec_is_found_by_its_mark(replacing_itsel
     assert process_tree.marked_descendants(os.getpid(), MARK) == [replacing_itself]
 
 
+def test_a_mark_within_another_variable_is_not_its_own() -> None:
+    copied = {"SAVED": f"{process_tree.MARK_VARIABLE}={MARK}", process_tree.MARK_VARIABLE: "4712."}
+    process = subprocess.Popen(["/bin/sleep", "600"], env=copied)
+    try:
+        assert process_tree.marked_descendants(os.getpid(), MARK) == []
+        assert process_tree.marked_descendants(os.getpid(), "4712.") == [process.pid]
+        assert [process.pid] in [stray.tree for stray in process_tree.strays(os.getpid(), (), [MARK])]
+    finally:
+        process.kill()
+        process.wait()
+
+
 def test_one_without_an_environment_has_none() -> None:
     process = subprocess.Popen(["/bin/sleep", "600"], env={})
     try:
