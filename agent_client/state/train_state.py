@@ -22,6 +22,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from agent_client.errors import ConfigurationError
+from agent_client.state.module_tree import ModuleTree
 from agent_client.state.shards import Shards, is_sharded
 from agent_client.state.snapshot import has_no_gaps, in_memory_order, install_matches, snapshot
 from agent_client.state.tree import State, disassemble, format_path
@@ -90,6 +91,8 @@ class TrainState:
         self._unlisted: list[str] = []
         """Keys of the model's state that may change before the vote, but are not names of buffers."""
         self._sharded: dict[str, State] = {}
+        self._buffer_tree = ModuleTree(model, "_buffers")
+        self._buffers = dict(model.named_buffers(remove_duplicate=False))
         self._shards = self.find_shards()
 
     @property
@@ -122,7 +125,9 @@ class TrainState:
 
     def begin_step(self) -> None:
         """Copy what may change before the vote: buffers, extra states of modules, and the additional entries."""
-        named = dict(self.model.named_buffers(remove_duplicate=False))
+        if self._buffer_tree.has_changed():
+            self._buffers = dict(self.model.named_buffers(remove_duplicate=False))
+        named = self._buffers
         buffers = {name: buffer.detach().clone() for name, buffer in named.items()}
         if not self._moving:  # the first step: the script has built its model by now
             self._shards = self.find_shards()
