@@ -47,9 +47,9 @@ class TrainState:
     `state_dict` and `load_state_dict`, such as schedulers, a GradScaler or a counter. If the model is sharded inside
     the group (FSDP2), each rank sends and receives its own shards.
 
-    Buffers, extra states of modules and the additional entries are copied when a step begins, because the forward pass
-    or the training loop may change them. Peers read parameters and the optimizer state in place until the step's vote,
-    so the script must not change these before the vote.
+    Buffers, extra states of modules and the additional entries other than optimizers are copied when a step begins,
+    because the forward pass or the training loop may change them. Peers read parameters and the states of optimizers in
+    place until the step's vote, so the script must not change these before the vote.
 
     Example:
         ```python
@@ -124,7 +124,7 @@ class TrainState:
         return list(dict.fromkeys([*self.model.parameters(), *self.optimized()]))
 
     def begin_step(self) -> None:
-        """Copy what may change before the vote: buffers, extra states of modules, and the additional entries."""
+        """Copy what may change before the vote: buffers, extra states, and the entries that are not optimizers."""
         if self._buffer_tree.has_changed():
             self._buffers = dict(self.model.named_buffers(remove_duplicate=False))
         named = self._buffers
@@ -137,7 +137,8 @@ class TrainState:
         if self._unlisted:
             now = self.model.state_dict()
             buffers |= snapshot({key: now[key] for key in self._unlisted})
-        others = {name: shards.describe(other.state_dict()) for name, other in self.others.items()}
+        moving = {name: other for name, other in self.others.items() if not isinstance(other, Optimizer)}
+        others = {name: shards.describe(other.state_dict()) for name, other in moving.items()}
         buffers = shards.describe(buffers) if shards else buffers
         self._moving = {"buffers": buffers, "others": snapshot({"others": others})["others"]}
         self._mark()
@@ -170,10 +171,15 @@ class TrainState:
         buffers: Any = self._moving["buffers"]
         model |= {name: buffers[name] for name in model.keys() & buffers.keys()}
         standing = {name: other.state_dict() for name, other in self.standing.items()}
+        copied: Any = self._moving["others"]
+        others = {
+            name: copied[name] if name in copied else self._shards.describe(other.state_dict())
+            for name, other in self.others.items()
+        }
         return {
             "model": model,
             "optimizer": self._shards.describe(self.optimizer.state_dict()),
-            "others": self._moving["others"],
+            "others": others,
             "standing": self._shards.describe(standing),
         }
 
