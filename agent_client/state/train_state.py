@@ -22,6 +22,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from agent_client.errors import ConfigurationError
+from agent_client.state.codec import encode
 from agent_client.state.module_tree import ModuleTree
 from agent_client.state.shards import Shards, is_sharded
 from agent_client.state.snapshot import has_no_gaps, in_memory_order, install_matches, snapshot
@@ -245,6 +246,15 @@ class TrainState:
         self.stands_still, self.moves_in_forward = False, True
         return next((name for name, tensor in self.model.named_parameters() if id(tensor) in moved), "a parameter")
 
+    def find_moved_extra_state(self) -> str:
+        """Return the key of a module's extra state that has changed since the step began, or an empty string."""
+        keys = [key for key in self._unlisted if key.endswith(EXTRA_STATE)]
+        if not keys:
+            return ""
+        begun: Any = self._moving["buffers"]
+        now: Any = self._shards.describe(dict(self.model.state_dict()))
+        return next((key for key in keys if _bytes_of(begun[key]) != _bytes_of(now[key])), "")
+
     def _mark(self) -> None:
         if self.has_shards or not self.stands_still:
             self._marks, self._samples = [], []
@@ -349,6 +359,10 @@ def live_objects(*kinds: type) -> list[Any]:
         wanted.update(new)
         new = [each for kind in new for each in type.__subclasses__(kind) if each not in wanted]
     return [thing for thing in gc.get_objects() if type(thing) in wanted]
+
+
+def _bytes_of(state: State) -> bytes:
+    return b"".join(encode(snapshot(state)))
 
 
 def _place_of(value: object) -> int:

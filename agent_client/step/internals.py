@@ -79,6 +79,7 @@ SKIP_HINT = (
 )
 
 
+
 class Internals:
     """Components of an Agent, and its methods for modules, optimizers and samplers."""
 
@@ -554,6 +555,8 @@ class Internals:
             assignment = self.machine.assignment
             if assignment is not None and assignment.has_healing and not assignment.heals:
                 self.fail_step(f"{moved} changed in the forward pass while a peer read it")
+        if self.catch_up is not None and (moved := self.state.find_moved_extra_state()):
+            self.refuse_catch_up(f"{moved}, which changes in the forward pass")
 
     def _end_attempt(self) -> bool:
         machine, comparison = self.machine, self.runner.comparison
