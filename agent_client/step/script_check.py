@@ -16,6 +16,7 @@ from torch.nn import parallel
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+from torch.optim.swa_utils import AveragedModel
 from torch.utils.data.distributed import DistributedSampler
 
 from agent_client.errors import ConfigurationError
@@ -113,10 +114,11 @@ def refuse_step_in_backward(optimizer: Optimizer, state: TrainState) -> None:
 def refuse_live_objects(state: TrainState, *, has_reduced: bool) -> None:
     """Raise ConfigurationError if an object in this process would make the groups diverge.
 
-    The check covers DistributedDataParallel wrappers, GradScalers and schedulers. Call this before the first vote.
+    The check covers DistributedDataParallel wrappers, GradScalers and schedulers. An AveragedModel that would not heal
+    only causes a warning, because training may not depend on it. Call this before the first vote.
     `has_reduced` is True if the Agent has reduced gradients in this step.
     """
-    live = live_objects(parallel.DistributedDataParallel, torch.amp.GradScaler, LRScheduler)
+    live = live_objects(parallel.DistributedDataParallel, torch.amp.GradScaler, LRScheduler, AveragedModel)
     for wrapper in (each for each in live if isinstance(each, parallel.DistributedDataParallel)):
         _refuse_wrapper(wrapper, state, has_reduced=has_reduced)
     scalers: list[Any] = [each for each in live if isinstance(each, torch.amp.GradScaler)]
@@ -131,6 +133,11 @@ def refuse_live_objects(state: TrainState, *, has_reduced: bool) -> None:
             f"a {type(scheduler).__name__} of the registered optimizer was created after the first step had begun, and "
             "is not in the Agent's TrainState: a returning group would begin with another learning rate. "
             "Register it: TrainState(model, optimizer, scheduler=scheduler)"
+        )
+    if any(isinstance(each, AveragedModel) and not state.has_part(each) for each in live):
+        log.warning(
+            "an AveragedModel is not in the Agent's TrainState: a returning group begins with another average, and no "
+            "checkpoint contains it. Register it: TrainState(model, optimizer, average=average)"
         )
 
 
