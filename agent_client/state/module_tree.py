@@ -26,8 +26,8 @@ class ModuleTree:
         return True
 
     def _remember(self) -> None:
-        modules = list(self._module.modules())
-        self._dicts = [found for each in modules for found in (each._modules, getattr(each, self._kind))]
+        kinds = ("_modules", self._kind)
+        self._dicts = [getattr(module, kind) for module in self._module.modules() for kind in kinds]
         self._known = self._contents()
 
     def _contents(self) -> list[object]:
