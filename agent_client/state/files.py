@@ -35,6 +35,8 @@ if TYPE_CHECKING:
 
 FORMAT = "lighthouse-checkpoint/1"
 PART, TENSORS = "part.json", "__0_0.distcp"
+SAVING = ".saving"
+"""End of the name of a rank's folder until its part is complete."""
 _RANK = re.compile(r"rank-(\d+)")
 
 
@@ -121,7 +123,7 @@ def write_part(
     `step` and `quorum_id` are the tag of the state, and `ranks` is the number of ranks in the group. `disk` lists the
     ranks whose parts are in the same checkpoint folder.
     """
-    temporary = folder.with_name(f"{folder.name}.saving")
+    temporary = folder.with_name(f"{folder.name}{SAVING}")
     shutil.rmtree(temporary, ignore_errors=True)
     try:
         temporary.mkdir(parents=True)

@@ -22,6 +22,8 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from agent_client.errors import ConfigurationError
+from agent_client.state.codec import encode
+from agent_client.state.module_tree import ModuleTree
 from agent_client.state.shards import Shards, is_sharded
 from agent_client.state.snapshot import has_no_gaps, in_memory_order, install_matches, snapshot
 from agent_client.state.tree import State, disassemble, format_path
@@ -46,9 +48,9 @@ class TrainState:
     `state_dict` and `load_state_dict`, such as schedulers, a GradScaler or a counter. If the model is sharded inside
     the group (FSDP2), each rank sends and receives its own shards.
 
-    Buffers, extra states of modules and the additional entries are copied when a step begins, because the forward pass
-    or the training loop may change them. Peers read parameters and the optimizer state in place until the step's vote,
-    so the script must not change these before the vote.
+    Buffers, extra states of modules and the additional entries other than optimizers are copied when a step begins,
+    because the forward pass or the training loop may change them. Peers read parameters and the states of optimizers in
+    place until the step's vote, so the script must not change these before the vote.
 
     Example:
         ```python
@@ -90,6 +92,8 @@ class TrainState:
         self._unlisted: list[str] = []
         """Keys of the model's state that may change before the vote, but are not names of buffers."""
         self._sharded: dict[str, State] = {}
+        self._buffer_tree = ModuleTree(model, "_buffers")
+        self._buffers = dict(model.named_buffers(remove_duplicate=False))
         self._shards = self.find_shards()
 
     @property
@@ -121,8 +125,10 @@ class TrainState:
         return list(dict.fromkeys([*self.model.parameters(), *self.optimized()]))
 
     def begin_step(self) -> None:
-        """Copy what may change before the vote: buffers, extra states of modules, and the additional entries."""
-        named = dict(self.model.named_buffers(remove_duplicate=False))
+        """Copy what may change before the vote: buffers, extra states, and the entries that are not optimizers."""
+        if self._buffer_tree.has_changed():
+            self._buffers = dict(self.model.named_buffers(remove_duplicate=False))
+        named = self._buffers
         buffers = {name: buffer.detach().clone() for name, buffer in named.items()}
         if not self._moving:  # the first step: the script has built its model by now
             self._shards = self.find_shards()
@@ -132,7 +138,8 @@ class TrainState:
         if self._unlisted:
             now = self.model.state_dict()
             buffers |= snapshot({key: now[key] for key in self._unlisted})
-        others = {name: shards.describe(other.state_dict()) for name, other in self.others.items()}
+        moving = {name: other for name, other in self.others.items() if not isinstance(other, Optimizer)}
+        others = {name: shards.describe(other.state_dict()) for name, other in moving.items()}
         buffers = shards.describe(buffers) if shards else buffers
         self._moving = {"buffers": buffers, "others": snapshot({"others": others})["others"]}
         self._mark()
@@ -165,10 +172,15 @@ class TrainState:
         buffers: Any = self._moving["buffers"]
         model |= {name: buffers[name] for name in model.keys() & buffers.keys()}
         standing = {name: other.state_dict() for name, other in self.standing.items()}
+        copied: Any = self._moving["others"]
+        others = {
+            name: copied[name] if name in copied else self._shards.describe(other.state_dict())
+            for name, other in self.others.items()
+        }
         return {
             "model": model,
             "optimizer": self._shards.describe(self.optimizer.state_dict()),
-            "others": self._moving["others"],
+            "others": others,
             "standing": self._shards.describe(standing),
         }
 
@@ -233,6 +245,15 @@ class TrainState:
             return ""
         self.stands_still, self.moves_in_forward = False, True
         return next((name for name, tensor in self.model.named_parameters() if id(tensor) in moved), "a parameter")
+
+    def find_moved_extra_state(self) -> str:
+        """Return the key of a module's extra state that has changed since the step began, or an empty string."""
+        keys = [key for key in self._unlisted if key.endswith(EXTRA_STATE)]
+        if not keys:
+            return ""
+        begun: Any = self._moving["buffers"]
+        now: Any = self._shards.describe(dict(self.model.state_dict()))
+        return next((key for key in keys if _bytes_of(begun[key]) != _bytes_of(now[key])), "")
 
     def _mark(self) -> None:
         if self.has_shards or not self.stands_still:
@@ -338,6 +359,10 @@ def live_objects(*kinds: type) -> list[Any]:
         wanted.update(new)
         new = [each for kind in new for each in type.__subclasses__(kind) if each not in wanted]
     return [thing for thing in gc.get_objects() if type(thing) in wanted]
+
+
+def _bytes_of(state: State) -> bytes:
+    return b"".join(encode(snapshot(state)))
 
 
 def _place_of(value: object) -> int:

@@ -78,6 +78,11 @@ SKIP_HINT = (
     "optimizer as always: then its peers lose nothing but that batch"
 )
 
+UNAVERAGED = (
+    "the gradients of this step were not averaged over the groups, because its last backward pass ran under no_sync(): "
+    "run the last pass of each step outside of it, also of a step with fewer batches at the end of an epoch"
+)
+
 
 class Internals:
     """Components of an Agent, and its methods for modules, optimizers and samplers."""
@@ -554,6 +559,13 @@ class Internals:
             assignment = self.machine.assignment
             if assignment is not None and assignment.has_healing and not assignment.heals:
                 self.fail_step(f"{moved} changed in the forward pass while a peer read it")
+        machine = self.machine
+        if machine.has_computed and machine.accumulates and not machine.reductions and machine.failure is None:
+            gradients = (parameter.grad for part in self.parts for parameter in part.parameters_reduced)
+            if any(gradient is not None for gradient in gradients):
+                raise ConfigurationError(UNAVERAGED)
+        if self.catch_up is not None and (moved := self.state.find_moved_extra_state()):
+            self.refuse_catch_up(f"{moved}, which changes in the forward pass")
 
     def _end_attempt(self) -> bool:
         machine, comparison = self.machine, self.runner.comparison

@@ -7,7 +7,7 @@ and whether their steps finish (Applying in rules/machine.py).
 
 import logging
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterable
 from typing import Any
 
 import torch
@@ -16,9 +16,11 @@ from torch.nn import parallel
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+from torch.optim.swa_utils import AveragedModel
 from torch.utils.data.distributed import DistributedSampler
 
 from agent_client.errors import ConfigurationError
+from agent_client.state.module_tree import ModuleTree
 from agent_client.state.shards import is_sharded
 from agent_client.state.train_state import TrainState, live_objects
 from agent_client.state.tree import disassemble
@@ -112,10 +114,11 @@ def refuse_step_in_backward(optimizer: Optimizer, state: TrainState) -> None:
 def refuse_live_objects(state: TrainState, *, has_reduced: bool) -> None:
     """Raise ConfigurationError if an object in this process would make the groups diverge.
 
-    The check covers DistributedDataParallel wrappers, GradScalers and schedulers. Call this before the first vote.
+    The check covers DistributedDataParallel wrappers, GradScalers and schedulers. An AveragedModel that would not heal
+    only causes a warning, because training may not depend on it. Call this before the first vote.
     `has_reduced` is True if the Agent has reduced gradients in this step.
     """
-    live = live_objects(parallel.DistributedDataParallel, torch.amp.GradScaler, LRScheduler)
+    live = live_objects(parallel.DistributedDataParallel, torch.amp.GradScaler, LRScheduler, AveragedModel)
     for wrapper in (each for each in live if isinstance(each, parallel.DistributedDataParallel)):
         _refuse_wrapper(wrapper, state, has_reduced=has_reduced)
     scalers: list[Any] = [each for each in live if isinstance(each, torch.amp.GradScaler)]
@@ -130,6 +133,11 @@ def refuse_live_objects(state: TrainState, *, has_reduced: bool) -> None:
             f"a {type(scheduler).__name__} of the registered optimizer was created after the first step had begun, and "
             "is not in the Agent's TrainState: a returning group would begin with another learning rate. "
             "Register it: TrainState(model, optimizer, scheduler=scheduler)"
+        )
+    if any(isinstance(each, AveragedModel) and not state.has_part(each) for each in live):
+        log.warning(
+            "an AveragedModel is not in the Agent's TrainState: a returning group begins with another average, and no "
+            "checkpoint contains it. Register it: TrainState(model, optimizer, average=average)"
         )
 
 
@@ -167,6 +175,44 @@ class OptimizerWatch:
             report(id(optimizer), type(optimizer).__name__, is_registered=self._state.has_optimizer(optimizer))
 
         return hook
+
+
+class AveragedGradients:
+    """Refuses gradients that are not averaged, because the script has changed the model since it was wrapped."""
+
+    def __init__(
+        self, module: nn.Module, parameters: Iterable[torch.Tensor], wrapper: str, *, ignored: Collection[str] = ()
+    ) -> None:
+        """Remember the parameters of `module` whose gradients are averaged.
+
+        Args:
+            module: The wrapped module.
+            parameters: Its parameters whose gradients are averaged.
+            wrapper: Name of the class or function that has wrapped it.
+            ignored: Names of parameters whose gradients the script averages itself.
+        """
+        self._module = module
+        self._averaged = set(parameters)
+        self._wrapper = wrapper
+        self._ignored = ignored
+        self._tree = ModuleTree(module, "_parameters")
+        self._others = self._find_others()
+
+    def refuse_others(self) -> None:
+        """Raise ConfigurationError if another parameter of the module has a gradient."""
+        if self._tree.has_changed():
+            self._others = self._find_others()
+        for name, parameter in self._others:
+            if parameter.requires_grad and parameter.grad is not None:
+                raise ConfigurationError(
+                    f"{name} was frozen or missing when the model was wrapped, so its gradient is not averaged over "
+                    f"the groups: wrap the model with {self._wrapper}(model, agent) again after you unfreeze, add or "
+                    "replace parameters"
+                )
+
+    def _find_others(self) -> list[tuple[str, nn.Parameter]]:
+        named = self._module.named_parameters()
+        return [(name, each) for name, each in named if each not in self._averaged and name not in self._ignored]
 
 
 def may_skip() -> bool:

@@ -25,6 +25,7 @@ import torch
 
 from agent_client.errors import AgentError, first_line
 from agent_client.state.files import (
+    SAVING,
     FrozenState,
     Part,
     freeze,
@@ -374,8 +375,10 @@ class CheckpointFolder:
         return True
 
     def _write_part(self, tag: Tag, state: FrozenState) -> None:
-        while len(self._own) > 1:  # other ranks have not completed these, and may still complete the last
-            shutil.rmtree(self._own.pop(0), ignore_errors=True)
+        for unfinished in self._own[:-1]:  # other ranks may still complete the last, and those that they are writing
+            if not any(unfinished.glob(f"*{SAVING}")):
+                shutil.rmtree(unfinished, ignore_errors=True)
+                self._own.remove(unfinished)
         staging = self._folder / f".{_name(tag)}.{self._nonce}"
         part = staging / f"rank-{self._rank}"
         if part.exists() or (self._folder / _name(tag)).exists():

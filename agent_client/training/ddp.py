@@ -32,11 +32,12 @@ from torch.nn.parallel.distributed import _find_tensors  # pyright: ignore[repor
 
 from agent_client.collectives.observed import ObservedGroup, never_compiled, not_itself_compiled
 from agent_client.errors import AgentError, ConfigurationError, first_line
+from agent_client.state.module_tree import ModuleTree
 from agent_client.state.snapshot import has_no_gaps
 from agent_client.step.agent import Agent
 from agent_client.step.comparison import Part
 from agent_client.step.rules.loop_order import PassOrder
-from agent_client.step.script_check import BY_HAND, refuse_model
+from agent_client.step.script_check import BY_HAND, AveragedGradients, refuse_model
 from lighthouse_protocol.messages.membership import Tag
 
 log = logging.getLogger(__name__)
@@ -296,7 +297,9 @@ class DistributedDataParallel(parallel.DistributedDataParallel):
         group.parameters, are_sparse = self._build_params_for_reducer()
         group.label = name = _name_in(agent.state.model, module)
         self._lay_out_buckets()
-        self._reduced = set(map(id, group.parameters))
+        self._averaged = AveragedGradients(
+            module, group.parameters, "DistributedDataParallel", ignored=self.parameters_to_ignore
+        )
         self.salvage = Salvage(held, group.parameters) if salvage else None
         if self.salvage is not None:
             group.salvage = self.salvage
@@ -305,6 +308,7 @@ class DistributedDataParallel(parallel.DistributedDataParallel):
         self._reduction = _Reduction(held, self.salvage, name)
         if not any(are_sparse):
             self._reduction.keep_layout(self.reducer._get_zeros_like_grad_buckets())
+        self._buffer_tree = ModuleTree(module, "_buffers")
         self._shared = SharedBuffers(agent, self._buffers_to_share)
         self.register_comm_hook(self._reduction, _reduce_bucket)
         agent.internals.add_part(self)
@@ -416,14 +420,7 @@ class DistributedDataParallel(parallel.DistributedDataParallel):
             RuntimeError: The backward pass has not used all parameters. The message is torch's.
             ConfigurationError: A parameter has a gradient that is not averaged.
         """
-        for name, parameter in self.module.named_parameters():
-            has_gradient = parameter.requires_grad and parameter.grad is not None
-            if has_gradient and id(parameter) not in self._reduced and name not in self.parameters_to_ignore:
-                raise ConfigurationError(
-                    f"{name} was frozen or missing when DistributedDataParallel was created, so its gradient is not "
-                    "averaged over the groups: create DistributedDataParallel(model, agent) again after you unfreeze, "
-                    "add or replace parameters"
-                )
+        self._averaged.refuse_others()
         self.reducer._check_reducer_finalized()
         self._shared.start()
 
@@ -450,7 +447,8 @@ class DistributedDataParallel(parallel.DistributedDataParallel):
     def _buffers_to_share(self) -> list[Tensor]:
         if not self.broadcast_buffers:
             return []
-        self._assign_modules_buffers()
+        if self._buffer_tree.has_changed():
+            self._assign_modules_buffers()
         return self.modules_buffers
 
     def _build_params_for_reducer(self) -> tuple[list[torch.nn.Parameter], list[bool]]:

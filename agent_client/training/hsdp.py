@@ -19,7 +19,7 @@ from agent_client.errors import AgentError
 from agent_client.state.shards import is_sharded
 from agent_client.step.agent import Agent
 from agent_client.step.rules.loop_order import PassOrder
-from agent_client.step.script_check import find_fsdp1
+from agent_client.step.script_check import AveragedGradients, find_fsdp1
 
 
 def replicate(module: nn.Module, agent: Agent) -> None:
@@ -82,6 +82,7 @@ def _average(agent: Agent, sharding: "_ShardedPart", name: str, gradients: Tenso
 class _ShardedPart:
     def __init__(self, module: nn.Module) -> None:
         self.module = module
+        self._averaged = AveragedGradients(module, module.parameters(), "replicate")
         self.pass_order = PassOrder(counts=False)  # it is unknown in advance which microbatches will reduce
 
     @property
@@ -112,7 +113,7 @@ class _ShardedPart:
         )
 
     def share_buffers(self) -> None:
-        pass
+        self._averaged.refuse_others()  # buffers are not shared
 
     def end_step(self, *, is_committed: bool) -> None:
         pass

@@ -251,7 +251,9 @@ class LocalSGD(OuterSteps):
         """Wrap the optimizer.
 
         Args:
-            model: The model. It must not be wrapped in DistributedDataParallel.
+            model: The model. It must not be wrapped in DistributedDataParallel. All its parameters are averaged, also
+                frozen ones, because a script may change them itself. To average and copy only some of them, such as
+                adapters in a frozen model, pass `nn.ParameterList(parameters)`.
             optimizer: The torch optimizer for the inner steps.
             agent: The Agent of this rank.
             sync_every: Number of inner steps per outer step. It must be the same in all groups.
@@ -309,7 +311,9 @@ class DiLoCo(OuterSteps):
         """Combine both optimizers. The numeric arguments must be the same in all groups.
 
         Args:
-            model: The model. It must not be wrapped in DistributedDataParallel.
+            model: The model. It must not be wrapped in DistributedDataParallel. All its parameters are averaged, also
+                frozen ones, because a script may change them itself. To average and copy only some of them, such as
+                adapters in a frozen model, pass `nn.ParameterList(parameters)`.
             inner_optimizer: Optimizer that updates the model's parameters in each inner step.
             outer_optimizer: Optimizer that updates the global parameters. Create it with the model's parameters. It
                 must not have a state yet.

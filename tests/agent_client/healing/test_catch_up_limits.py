@@ -16,6 +16,7 @@ from agent_client.step.rules.world_size import Share
 from agent_client.training.checkpoint_folder import CheckpointFolder
 from lighthouse_protocol.messages.membership import Tag
 from tests.agent_client.healing.test_catch_up_rules import lead
+from tests.agent_client.state.test_train_state import Counting
 
 
 class Counter:
@@ -46,6 +47,18 @@ def test_what_moves_in_a_way_that_nobody_knows_is_refused() -> None:
     with pytest.raises(ConfigurationError, match="'plateau', a ReduceLROnPlateau"):
         agent_of(plateau=plateau)
     agent_of(counter=Replayed()).close()
+
+
+def test_an_extra_state_that_moves_in_the_forward_pass_is_refused() -> None:
+    """It is no part of the kept steps, so it would stay behind that of the peers."""
+    model = torch.nn.Sequential(Counting({"passes": 0}))
+    state = TrainState(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    with Agent("127.0.0.1:1", state=state, config=AgentConfig(heal_mode="catch_up")) as agent:
+        state.begin_step()
+        agent.internals._check_script()
+        model(torch.ones(1))
+        with pytest.raises(ConfigurationError, match=r"not with 0\._extra_state, which changes in the forward pass"):
+            agent.internals._check_script()
 
 
 def test_a_step_without_the_optimizer_that_can_apply_it_later_is_refused() -> None:

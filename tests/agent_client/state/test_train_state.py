@@ -401,6 +401,17 @@ def test_a_module_s_extra_state_is_taken_as_it_was_too(first: object) -> None:
     assert hash_of(other.snapshot()) == before
 
 
+@pytest.mark.parametrize("first", [0, torch.zeros(2)], ids=["number", "tensor"])
+def test_an_extra_state_that_changes_in_the_forward_pass_is_named(first: object) -> None:
+    model = torch.nn.Sequential(Counting({"passes": first}))
+    state = TrainState(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    for _ in range(2):
+        state.begin_step()
+        assert state.find_moved_extra_state() == ""
+        model(torch.ones(1))
+        assert state.find_moved_extra_state() == "0._extra_state"
+
+
 class Tensors:
     """Stands still from a step's begin to its vote: the global parameters of DiLoCo, say."""
 
@@ -436,6 +447,20 @@ class TestInPlace:
         moving = addresses(list(training.model.buffers()))
         assert addresses(in_place) >= still
         assert not addresses(in_place) & moving
+
+    def test_further_optimizers_stand_still_too(self) -> None:
+        """A copy of their moments in each step would take longer than many a step."""
+        model = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Linear(2, 2))
+        sgd, adam = torch.optim.SGD(model[0].parameters(), lr=0.1), torch.optim.Adam(model[1].parameters())
+        state = TrainState(model, sgd, adam=adam, scheduler=torch.optim.lr_scheduler.ExponentialLR(adam, 0.9))
+        for _ in range(2):
+            model(torch.ones(1, 2)).sum().backward()
+            adam.step()
+        state.begin_step()
+        in_place: Any = state.in_place()
+        assert list(in_place["others"]) == ["adam", "scheduler"]
+        assert addresses(in_place) >= addresses(adam.state_dict())
+        assert hash_of(over_the_wire(state.snapshot())) == hash_of(in_place)
 
     def test_a_snapshot_copies_that_too(self) -> None:
         training = Training()

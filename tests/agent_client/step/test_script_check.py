@@ -13,11 +13,13 @@ from torch.distributed import HashStore
 from torch.distributed.optim import _apply_optimizer_in_backward
 from torch.nn import parallel
 from torch.optim import SGD, lr_scheduler
+from torch.optim.swa_utils import AveragedModel
 from torch.utils.data import DistributedSampler
 
 from agent_client.collectives.gloo import GlooGroup
 from agent_client.errors import ConfigurationError
 from agent_client.state.train_state import TrainState
+from agent_client.step.agent import Agent
 from agent_client.step.rules.machine import Applying
 from agent_client.step.script_check import (
     OptimizerWatch,
@@ -143,6 +145,36 @@ def test_a_scheduler_that_came_too_late_to_be_registered(state: TrainState) -> N
     with pytest.raises(ConfigurationError, match=r"ExponentialLR.*TrainState\(model, optimizer, scheduler=scheduler\)"):
         refuse_live_objects(state, has_reduced=True)
     del scheduler
+
+
+def test_an_average_of_the_weights_that_would_not_heal_is_told(
+    state: TrainState, caplog: pytest.LogCaptureFixture
+) -> None:
+    gc.collect()  # averages of other tests
+    average: Any = AveragedModel(state.model)
+    refuse_live_objects(TrainState(state.model, state.optimizer, average=average), has_reduced=True)
+    assert not caplog.messages
+    refuse_live_objects(state, has_reduced=True)
+    [told] = caplog.messages
+    assert "TrainState(model, optimizer, average=average)" in told
+
+
+def test_gradients_that_only_accumulated_are_not_applied(state: TrainState) -> None:
+    """A script whose last batches of an epoch are fewer, and whose no_sync() does not know it."""
+    [*parameters] = state.model.parameters()
+    with Agent("127.0.0.1:1", state=state) as agent:
+        internals = agent.internals
+        internals.parts = [SimpleNamespace(parameters_reduced=parameters)]  # type: ignore[list-item]
+        internals.machine.record_compute(accumulates=True)
+        internals._check_script()
+        parameters[0].grad = torch.ones_like(parameters[0])
+        with pytest.raises(ConfigurationError, match=r"its last backward pass ran under no_sync\(\)"):
+            internals._check_script()
+        internals.machine.reductions = 1
+        internals._check_script()
+        internals.machine.reductions = 0
+        internals.machine.record_compute()
+        internals._check_script()
 
 
 def test_join_is_not_for_groups_that_come_and_go() -> None:

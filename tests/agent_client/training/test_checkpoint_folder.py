@@ -532,6 +532,37 @@ class TestGroup:
         assert names(tmp_path)[1:] == ["step-000000000005-quorum-" + names(tmp_path)[1].split("-")[-1]]
         assert Group([tmp_path, tmp_path]).holds(10)
 
+    def test_a_slow_rank_completes_the_checkpoint_that_it_has_begun(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Its peer saves several times meanwhile. What no rank can complete any more is removed."""
+        group = Group([tmp_path, tmp_path])
+        has_begun, may_go_on, write = threading.Event(), threading.Event(), files._write_tensors
+
+        def write_slowly(folder: Path, state: Any) -> Any:
+            if folder.name.startswith("rank-1"):
+                has_begun.set()
+                assert may_go_on.wait(60)
+            return write(folder, state)
+
+        def save(step: int, *ranks: int) -> None:
+            for rank in ranks:
+                group.ranks[rank].step = step
+                assert group.checkpoints[rank].save()
+
+        monkeypatch.setattr(files, "_write_tensors", write_slowly)
+        save(5, 0, 1)
+        assert has_begun.wait(60)
+        for step in (10, 15, 20):
+            save(step, 0)
+        assert group.checkpoints[0].wait(60)
+        assert [path.name[:18] for path in sorted(tmp_path.glob(".step*"))] == [
+            f".step-{step:012}" for step in (5, 15, 20)
+        ]
+        may_go_on.set()
+        assert group.checkpoints[1].wait(60)
+        assert steps_in(tmp_path) == [5]
+
     def test_a_disk_that_is_full_neither_costs_the_others_theirs_nor_fills_their_disks(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:

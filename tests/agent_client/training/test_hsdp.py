@@ -1,11 +1,17 @@
 """HSDP: sharded inside the group by FSDP2, replicated across groups by the Agent. Its faults: test_matrix.py."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 from unittest import mock
 
 import pytest
-from torch import nn
+from torch import distributed, nn
+from torch.distributed import HashStore
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
 
+from agent_client.errors import ConfigurationError
 from agent_client.training.hsdp import replicate
 from tests.agent_client.jobs import Job
 from tests.agent_client.ranks import Rank, RankError, together
@@ -101,3 +107,46 @@ def test_torch_s_own_functions_work_on_the_sharded_model(job: Job) -> None:
 def test_what_is_not_sharded_is_refused() -> None:
     with pytest.raises(ValueError, match="nothing in the module is sharded: call torch's fully_shard first"):
         replicate(nn.Linear(2, 2), mock.Mock())
+
+
+@contextmanager
+def replicated() -> Iterator[tuple[nn.Sequential, Any, Any]]:
+    """A model sharded over this process alone, its mesh, and its part of the Agent."""
+    distributed.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
+    try:
+        mesh, model = init_device_mesh("cpu", (1,)), model_of(0)
+        fully_shard(model, mesh=mesh)
+        agent = mock.Mock()
+        replicate(model, agent)
+        yield model, mesh, agent.internals.add_part.call_args.args[0]
+    finally:
+        distributed.destroy_process_group()
+
+
+@pytest.mark.parametrize("is_sharded", [True, False])
+def test_a_parameter_that_comes_later_is_named(is_sharded: bool) -> None:
+    """FSDP2 averages the gradients of a new head in the group at best, and none over the groups."""
+    with replicated() as (model, mesh, part):
+        loss_of(model, 0, 0).backward()
+        part.share_buffers()
+        head = nn.Linear(4, 1)
+        model[4] = fully_shard(head, mesh=mesh) if is_sharded else head
+        loss_of(model, 1, 0).backward()
+        with pytest.raises(
+            ConfigurationError, match=r"^4\.weight was frozen or missing .* replicate\(model, agent\) again"
+        ):
+            part.share_buffers()
+
+
+def test_parameters_that_are_frozen_and_thawed_or_loaded_in_place_are_still_averaged() -> None:
+    with replicated() as (model, _, part):
+        for parameter in model[0].parameters():
+            parameter.requires_grad_(False)
+        for step in range(2):
+            loss_of(model, step, 0).backward()
+            part.share_buffers()
+            model.load_state_dict(model.state_dict())
+            for parameter in model.parameters():
+                parameter.requires_grad_(True)
+        for parameter in model.parameters():
+            assert parameter.grad is not None

@@ -76,6 +76,21 @@ def test_inner_steps_talk_to_nobody_and_an_outer_step_makes_the_mean_everybody_s
         assert parameters(model) == parameters(plain)
 
 
+@pytest.mark.parametrize("is_diloco", [False, True])
+def test_of_a_frozen_model_only_the_adapter_is_averaged_if_the_script_asks_for_it(*, is_diloco: bool) -> None:
+    """A frozen parameter is averaged otherwise: the script may change it itself, as that of a momentum encoder."""
+    for is_list, averaged in ((False, 4), (True, 2)):
+        agent, model = LoneAgent(step=1), model_of()
+        model[0].requires_grad_(False)
+        adapter: Any = torch.nn.ParameterList(model[2].parameters()) if is_list else model
+        inner: Any = torch.optim.SGD(model[2].parameters(), lr=0.1)
+        make: Any = diloco if is_diloco else LocalSGD
+        optimizer = make(adapter, inner, agent=agent, sync_every=1)
+        frozen = parameters(model[0])
+        assert inner_step(model, optimizer, 0)
+        assert (len(agent.reduced), parameters(model[0])) == (averaged, frozen)
+
+
 @given(st.lists(st.booleans(), max_size=6), st.integers(1, 4), st.integers(0, 3))
 def test_the_sampler_s_position_counts_the_inner_steps_of_committed_outer_steps(
     decisions: list[bool], interval: int, more: int
