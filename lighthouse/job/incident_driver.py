@@ -155,13 +155,21 @@ class ProgressDriver:
         self._clock = timers.time
         self._check_lag = ports.check_lag_in_timer
         self._heal_timer = DeadlineTimer(self._log_heals, timers)
+        self._is_full = False  # True after the log line about the first view that did not fit
         self.watch = StallWatch(timers, log, job, self, floor_s)
 
     def add_view(self, replica_id: str, view: GroupView) -> None:
         """Handle a progress view from the session of group `replica_id`. Ignore it if it describes another group."""
         group, now = self._groups.get(replica_id), self._clock()
         if group is not None and view.replica_id == replica_id:
-            self.known.add_view(group.reports, view, now)
+            if not self.known.add_view(group.reports, view, now) and not self._is_full:
+                self._is_full = True
+                extra = event("ranks_left_out", job=self._job, replica_group=replica_id)
+                text = (
+                    "the progress of %s's ranks is not shown or checked for stalls: the lighthouse keeps that of %d "
+                    "ranks already"
+                )
+                log.warning(text, replica_id, self.known.stored_ranks, extra=extra)
             self._add_heal(group, view, now)
             self.watch.wake()
 
@@ -456,6 +464,9 @@ class IncidentDriver:
             self._perform(
                 self._incidents.record_new_quorum(quorum.quorum_id, step, self._clock(), is_new=is_new, members=names)
             )
+
+    def handle_job_end(self, step: int, quorum_id: int) -> None:
+        self._perform(self._incidents.end_job(step, quorum_id, self._clock()))
 
     def handle_exit(self, replica_id: str, reason: str, evidence: RankEvidence) -> bool:
         """Record a supervisor's report on a dead process. Return whether the report may explain a loss of the group."""

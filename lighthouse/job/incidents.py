@@ -20,7 +20,7 @@
    cost is then the time until the next step is committed, with or without the target. Steps that were already granted
    do not count.
 9. An incident is tracked until a later step is committed, as managers' grants and groups' joins show. A loss is also
-   tracked until all lost groups have been in a quorum again.
+   tracked until all lost groups have been in a quorum again. The end of the job ends both.
 
 The module does no I/O, and time is an argument. `EvidenceRound` plans one collection of evidence, `IncidentArchive`
 keeps the newest incidents of all jobs, and `incident_of` describes an incident of a run.
@@ -573,6 +573,16 @@ class IncidentMachine:
             incident = case.update_summary(step_s=now - case.fault_at)
             effects.append(Changed(incident) if case.is_injected else Recovered(incident))
             self._drop_if_over(case)
+        return effects
+
+    def end_job(self, step: int, quorum_id: int, now: float) -> list[Effect]:
+        """Record that the job has ended at `step`. The next run with this name recovers from none of its incidents.
+
+        A stall whose evidence is still being collected stays open.
+        """
+        effects = self.record_step_reached(step, quorum_id, now)
+        self._cases = {id: case for id, case in self._cases.items() if case.is_looking}
+        self._lost = self._loss = None
         return effects
 
     # -- internals

@@ -133,6 +133,34 @@ def stage() -> Stage:
     return Stage()
 
 
+class TestTheEndOfTheJob:
+    """The next run with its name, perhaps days later, has nothing to do with its incidents."""
+
+    def test_the_last_step_is_the_recovery(self, stage: Stage):
+        stage.lost("b", is_asked=True)
+        stage.formed(step=10)
+        stage.now += 5
+        assert only(Recovered, stage.machine.end_job(12, 8, stage.now)).summary.step_s == 5
+
+    def test_without_a_step_there_is_no_recovery(self, stage: Stage):
+        stage.lost("b", is_asked=True)
+        stage.formed(step=10)
+        assert stage.machine.end_job(10, 8, stage.now) == []
+        assert not stage.machine.is_awaiting_commit
+        stage.now += 86_400
+        assert (stage.back("b"), stage.reached(13, 9)) == ([], [])
+
+    def test_a_loss_that_ended_it_is_no_incident_of_the_next(self, stage: Stage):
+        stage.lost("b")
+        stage.machine.end_job(10, 7, stage.now)
+        assert stage.formed() == []
+
+    def test_evidence_on_its_way_is_kept(self, stage: Stage):
+        id = stage.opens(behind("b/1"))
+        stage.machine.end_job(11, 7, stage.now)
+        assert only(Changed, stage.took(id, "b/1")[:1]).evidence
+
+
 class TestAStall:
     def test_its_offsets_are_counted_from_the_last_move(self, stage: Stage):
         [opened, wanted] = stage.stalled(behind("b/1", still_s=61.0))

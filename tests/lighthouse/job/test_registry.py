@@ -237,6 +237,19 @@ class TestReportedJobs:
         life.die()
 
 
+def test_what_is_quiet_goes_although_nobody_asks_for_the_status(loop: VirtualLoop) -> None:
+    life = Life(loop, None)
+    life.jobs.get_reported("r0").receive_heartbeat_call("a", "i1")
+    run = life.jobs.runs.get_run_driver("j", "quiet")
+    life.jobs.take_samples()
+    assert [driver.job for driver in life.jobs] == ["r0"]
+    assert run not in life.jobs.runs
+    loop.go(100)
+    life.jobs.take_samples()
+    assert list(life.jobs) == []
+    life.die()
+
+
 def test_a_job_without_a_row_is_forgotten_without_a_write(tmp_path: Path) -> None:
     path = tmp_path / "journal.sqlite"
     journal = Journal(path)

@@ -150,7 +150,7 @@ def test_times_by_job_and_kind():
     times.add_detect_time("j", IncidentKind.LOSS, 0.0)
     times.add_detect_time("j", IncidentKind.LOSS, 0.04)
     times.add_recover_time("j", IncidentKind.LOSS, 700.0)
-    seen = samples(incidents=times)
+    seen = samples(incidents=times, jobs=["j"])
     assert seen["lighthouse_incident_detection_seconds_count", "j", "loss"] == 2
     assert seen["lighthouse_incident_detection_seconds_bucket", "j", "loss", "0.01"] == 1
     assert seen["lighthouse_incident_detection_seconds_bucket", "j", "stall", "60.0"] == 0
@@ -168,6 +168,7 @@ def test_a_job_without_an_incident_has_zeros_for_every_kind():
     assert counted == dict.fromkeys(IncidentKind, 0) | {IncidentKind.LOSS: 1}
     assert [seen["lighthouse_incidents_total", "new", kind] for kind in IncidentKind] == [0] * len(IncidentKind)
     assert seen["lighthouse_incident_recovery_seconds_count", "new", "stall"] == 0
+    assert not any("j" in labels for labels in samples(incidents=times, jobs=["new"])), "j has ended"
 
 
 def test_all_counters_begin_at_zero():
