@@ -413,8 +413,8 @@ class IncidentDriver:
         if group is not None and is_news:
             self._perform(self._incidents.record_distrust(group, participant.distrust, now, self._wall()))
         if is_news or self._incidents.is_awaiting_commit:
-            self._perform(self._incidents.open_losses(now))
             step, quorum_id = participant.requested_step, participant.seen_quorum_id
+            self._perform(self._incidents.open_losses(now, {participant.replica_id: quorum_id}))
             self._perform(self._incidents.record_step_reached(step, quorum_id, now))
 
     def handle_view(self, replica_id: str, view: GroupView) -> None:
@@ -457,12 +457,10 @@ class IncidentDriver:
 
     def handle_quorum(self, quorum: Quorum, *, is_new: bool) -> None:
         if self._incidents.is_awaiting_quorum:
-            step, names = (
-                max(member.requested_step for member in quorum.participants),
-                {m.replica_id for m in quorum.participants},
-            )
+            step, now = max(member.requested_step for member in quorum.participants), self._clock()
+            members = {member.replica_id: member.seen_quorum_id for member in quorum.participants}
             self._perform(
-                self._incidents.record_new_quorum(quorum.quorum_id, step, self._clock(), is_new=is_new, members=names)
+                self._incidents.record_new_quorum(quorum.quorum_id, step, now, is_new=is_new, members=members)
             )
 
     def handle_job_end(self, step: int, quorum_id: int) -> None:
@@ -615,8 +613,7 @@ class IncidentDriver:
             suspects=list(summary.suspects),
         )
         log.warning("incident %s: %s: %s", summary.id, summary.kind, summary.text, extra=extra)
-        groups = sorted({name.rpartition("/")[0] or name for name in summary.suspects})
-        self._owner.add_timeline_entry(TimelineKind.INCIDENT, groups, f"{summary.id}: {summary.kind}")
+        self._owner.add_timeline_entry(TimelineKind.INCIDENT, sorted(summary.groups), f"{summary.id}: {summary.kind}")
 
     def _collect_evidence(self, id: str, suspects: Sequence[str], *, is_of_suspects: bool) -> None:
         began_at = self._clock()
