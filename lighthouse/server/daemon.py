@@ -151,18 +151,18 @@ class LighthouseDaemon:
         self.http_port = 0
 
     def _scrape(self, service: LighthouseService) -> Scrape:
-        jobs = list(self._jobs)
+        status, runs, jobs = service.status(), self._runs.run_statuses(), list(self._jobs)
         return Scrape(
-            status=service.status(),
+            status=status,
             counters=self._counters,
             loop_late_s=self._jobs.lag.late_s,
-            runs=self._runs.run_statuses(),
+            runs=runs,
             accounts={driver.job: driver.account for driver in jobs},
             now=asyncio.get_running_loop().time(),
             phase_s={driver.job: driver.progress.known.phase_seconds for driver in jobs},
             slowness={driver.job: driver.progress.known.slow_ranks.list_slowness() for driver in jobs},
             incidents=self._incidents.times,
-            jobs={driver.job for driver in jobs} | {run.name[0] for run in self._runs},
+            jobs={job.job for job in status.jobs} | {run.job for run in runs},
             candidate=None if self._shared is None else self._shared.status(),
         )
 
