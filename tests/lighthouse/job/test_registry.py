@@ -257,10 +257,10 @@ def test_the_end_of_a_job_ends_its_incidents_and_the_time_of_its_lost_groups(loo
     a, b = formed(life, "ab")
     a.step = 5
     b.close()
-    beat_for(loop, [a], 2)
+    beat_for(loop, [a], 8)
     a.held = None
     a.join()
-    beat_for(loop, [a], 2)
+    beat_for(loop, [a], 8)
     assert [incident.kind for incident in life.jobs.incidents.archive.summaries()] == [IncidentKind.LOSS]
     a.held = HeldQuorum(a.quorum_id, HoldState.LEAVING, 5)
     a.beat()
@@ -274,7 +274,7 @@ def test_the_end_of_a_job_ends_its_incidents_and_the_time_of_its_lost_groups(loo
     c.beat()
     [incident] = life.jobs.incidents.archive.summaries()
     assert incident.step_s is not None
-    assert incident.step_s < 10
+    assert incident.step_s < 60
     lines = map(json.loads, life.jobs.incidents.ledger.take_lines(loop.now, 0.0))
     assert {line["group"] for line in lines} == {"c"}
     life.die()
