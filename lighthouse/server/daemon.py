@@ -151,18 +151,17 @@ class LighthouseDaemon:
         self.http_port = 0
 
     def _scrape(self, service: LighthouseService) -> Scrape:
-        status, runs, jobs = service.status(), self._runs.run_statuses(), list(self._jobs)
+        jobs = list(self._jobs)
         return Scrape(
-            status=status,
+            status=service.status(),
             counters=self._counters,
             loop_late_s=self._jobs.lag.late_s,
-            runs=runs,
+            runs=self._runs.run_statuses(),
             accounts={driver.job: driver.account for driver in jobs},
             now=asyncio.get_running_loop().time(),
             phase_s={driver.job: driver.progress.known.phase_seconds for driver in jobs},
             slowness={driver.job: driver.progress.known.slow_ranks.list_slowness() for driver in jobs},
             incidents=self._incidents.times,
-            jobs={job.job for job in status.jobs} | {run.job for run in runs},
             candidate=None if self._shared is None else self._shared.status(),
         )
 

@@ -80,7 +80,6 @@ class Scrape(Collector):
     phase_s: Mapping[str, Mapping[str, float]] = field(default_factory=dict)  # per job and phase, with former ranks
     slowness: Mapping[str, Sequence[Slowness]] = field(default_factory=dict)  # per job, one for each rank
     incidents: IncidentTimes = field(default_factory=IncidentTimes)
-    jobs: Collection[str] = ()  # jobs with series of incidents
     candidate: CandidateStatus | None = None  # None without a shared store
 
     def collect(self) -> Iterator[Metric]:
@@ -112,7 +111,8 @@ class Scrape(Collector):
         yield _phase_family(self.phase_s)
         yield from _slow_families(self.slowness)
         yield from _leadership_families(self.candidate)
-        yield from _incident_families(self.incidents, self.jobs)
+        jobs = dict.fromkeys((*(job.job for job in status.jobs), *(run.job for run in self.runs)))
+        yield from _incident_families(self.incidents, jobs)
 
 
 def render(scrape: Scrape) -> tuple[bytes, str]:
