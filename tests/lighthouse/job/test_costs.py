@@ -69,7 +69,7 @@ def test_times_of_faults():
     known = [
         fault("i1", 10, step_s=None),
         fault("i1", 10, step_s=5.0, back_s=60.0),
-        fault("i2", 200, "b/3", noticed_s=4),
+        fault("i2", 200, "b/3", noticed_s=4, kind="stall"),
     ]
     report = add_up([line("a"), line("b", hosts=("n2",)), *known])
     assert len(report.faults) == 2

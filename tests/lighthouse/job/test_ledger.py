@@ -182,7 +182,7 @@ def test_the_time_of_a_lost_group_ends_with_its_job():
     ledger.end_job("j", 15.0)
     ledger.add_report("j", found, LEAVING, GroupCounts(), 16.0)
     ledger.end_group("other", "a", 20.0)
-    assert seconds(ledger, 20.0) == {"compute": 10.0, "wait": 46.0, "down": 5.0}
+    assert seconds(ledger, 20.0) == {"compute": 10.0, "wait": 56.0, "down": 5.0}
     again = trains("a", step=1)
     ledger.observe_group("j", again, 30.0)
     ledger.add_quorum("j", 0)

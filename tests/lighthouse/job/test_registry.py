@@ -275,6 +275,7 @@ def test_the_end_of_a_job_ends_its_incidents_and_the_time_of_its_lost_groups(loo
     [incident] = life.jobs.incidents.archive.summaries()
     assert incident.step_s is not None
     assert incident.step_s < 60
+    loop.go(1)
     lines = map(json.loads, life.jobs.incidents.ledger.take_lines(loop.now, 0.0))
     assert {line["group"] for line in lines} == {"c"}
     life.die()
