@@ -38,6 +38,7 @@ from lighthouse_protocol.messages.progress import GroupView
 from lighthouse_protocol.messages.session import EvidenceOffer, WatchHello
 from lighthouse_runtime.log_event import event
 from lighthouse_runtime.process.children import process_descriptor
+from lighthouse_runtime.process.loop import start_part
 from lighthouse_runtime.timing.pacing import start_read
 from manager.group.driver import Watch
 
@@ -334,7 +335,7 @@ class EvidenceCollector:
 
         Then send the progress of the ranks, which `view` returns. Concurrent requests share the inspection of a rank.
         """
-        task = asyncio.create_task(self._answer_request(request, view), name="evidence")
+        task = start_part(self._answer_request(request, view), "a collection of evidence", None)
         self._answers.add(task)
         task.add_done_callback(self._answers.discard)
 

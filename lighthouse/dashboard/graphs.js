@@ -86,7 +86,7 @@ function stallsOf(job) {
     if (incident.kind !== 'stall') continue;
     const from = incident.opened_unix_s - incident.noticed_s;
     const to = incident.over_s !== null ? from + incident.over_s : job.stall ? null : incident.opened_unix_s;
-    for (const name of incident.suspects.length ? groupsOf(incident.suspects) : ['all groups']) stalls.push({name, kind: 'stall', from, to});
+    for (const name of incident.suspects.length ? groupsOf(incident) : ['all groups']) stalls.push({name, kind: 'stall', from, to});
   }
   return stalls;
 }

@@ -10,7 +10,8 @@ const INCIDENT_WORDS = {
 
 const AWAY_STATES = ['straggler', 'starting', 'joined', 'down', 'timed_out', 'expired', 'idle'];
 
-const groupsOf = names => [...new Set(names.map(name => name.replace(/\/\d+$/, '')))].sort(compare);
+const distinct = names => [...new Set(names)].sort(compare);
+const groupsOf = ({kind, suspects}) => distinct(['loss', 'not_applied', 'divergence'].includes(kind) ? suspects : suspects.map(name => name.replace(/\/\d+$/, '')));
 const listed = names => names.slice(0, NAMES).join(', ') + (names.length > NAMES ? ` and ${names.length - NAMES} more` : '');
 const percent = ratio => `${(100 * ratio).toFixed(1)} %`;
 
@@ -24,12 +25,12 @@ const hasEnded = job => Number.isInteger(job.ended_step);
 // What is wrong with a job, for the title; empty if nothing is.
 function troubleOf(job, now_s) {
   if (hasEnded(job)) return '';
-  const behind = groupsOf(job.ranks.filter(rank => rank.state === 'behind').map(rank => rank.replica_id));
+  const behind = distinct(job.ranks.filter(rank => rank.state === 'behind').map(rank => rank.replica_id));
   if (job.stall) return behind.length ? said(behind, 'behind') : 'stalled';
   const training = new Set(job.members.filter(isTraining).map(member => member.replica_id));
   for (const incident of job.incidents || []) {
     if (now_s - incident.opened_unix_s > OPEN_FOR_S || incident.kind === 'stall') continue;
-    const suspects = groupsOf(incident.suspects), away = suspects.filter(name => !training.has(name));
+    const suspects = groupsOf(incident), away = suspects.filter(name => !training.has(name));
     if (incident.kind === 'loss' ? away.length : !isOver(incident)) {
       return said(incident.kind === 'loss' ? away : suspects, INCIDENT_WORDS[incident.kind], incident.kind);
     }
@@ -125,7 +126,7 @@ function lost(card, job, pace) {
 // Groups that receive their state within the current step, while the others wait.
 function holdingUp(job) {
   const healing = new Set(job.members.filter(({state}) => state === 'healing').map(member => member.replica_id));
-  return groupsOf(job.ranks.filter(rank => rank.phase === 'heal' && healing.has(rank.replica_id)).map(rank => rank.replica_id));
+  return distinct(job.ranks.filter(rank => rank.phase === 'heal' && healing.has(rank.replica_id)).map(rank => rank.replica_id));
 }
 
 // The progress of each heal, the longest first.

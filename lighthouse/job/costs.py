@@ -116,7 +116,7 @@ def add_up(
         for i in range(max(0, int((row.from_s - since) / width)), min(COLUMNS, int((row.to_s - since) / width) + 1)):
             _add(columns[i], row, row.share(since + i * width, since + (i + 1) * width))
         for fault in faults[bisect_left(moments, row.from_s) : bisect_left(moments, row.to_s)]:
-            if row.group in _groups(fault) and row.job == fault.job:
+            if row.group in fault.groups and row.job == fault.job:
                 struck_hosts |= {(host, fault.id) for host in hosts}
                 struck_groups.add((name, fault.id))
     group_s, recorded_s = sum(total.values()), _covered(rows, since, until)
@@ -187,10 +187,6 @@ def _parse(lines: Iterable[str], job: str) -> tuple[list[_Row], list[IncidentSum
 
 def _fault_at(fault: IncidentSummary) -> float:
     return fault.opened_unix_s - fault.noticed_s
-
-
-def _groups(fault: IncidentSummary) -> set[str]:
-    return {suspect.rpartition("/")[0] or suspect for suspect in fault.suspects}
 
 
 def _covered(rows: Iterable[_Row], since: float, until: float) -> float:

@@ -619,6 +619,9 @@ class JobDriver(MachineDriver[events.QuorumEvent, events.QuorumEffect]):
                     ledger.add_quorum(self.job, max(member.step for member in quorum.participants))
                     for group in groups.values():
                         ledger.observe_group(self.job, group, now)
+                case events.JobEnded(step) if self.machine.quorum is not None:
+                    self.incidents.handle_job_end(step, self.machine.quorum.quorum_id)
+                    ledger.end_job(self.job, now)
                 case _:
                     pass
         changes = events.MemberLost | events.MemberLeft | events.MemberDraining | events.QuorumFormed

@@ -155,13 +155,21 @@ class ProgressDriver:
         self._clock = timers.time
         self._check_lag = ports.check_lag_in_timer
         self._heal_timer = DeadlineTimer(self._log_heals, timers)
+        self._is_full = False  # True after the log line about the first view that did not fit
         self.watch = StallWatch(timers, log, job, self, floor_s)
 
     def add_view(self, replica_id: str, view: GroupView) -> None:
         """Handle a progress view from the session of group `replica_id`. Ignore it if it describes another group."""
         group, now = self._groups.get(replica_id), self._clock()
         if group is not None and view.replica_id == replica_id:
-            self.known.add_view(group.reports, view, now)
+            if not self.known.add_view(group.reports, view, now) and not self._is_full:
+                self._is_full = True
+                extra = event("ranks_left_out", job=self._job, replica_group=replica_id)
+                text = (
+                    "the progress of %s's ranks is not shown or checked for stalls: the lighthouse keeps that of %d "
+                    "ranks already"
+                )
+                log.warning(text, replica_id, self.known.stored_ranks, extra=extra)
             self._add_heal(group, view, now)
             self.watch.wake()
 
@@ -405,8 +413,8 @@ class IncidentDriver:
         if group is not None and is_news:
             self._perform(self._incidents.record_distrust(group, participant.distrust, now, self._wall()))
         if is_news or self._incidents.is_awaiting_commit:
-            self._perform(self._incidents.open_losses(now))
             step, quorum_id = participant.requested_step, participant.seen_quorum_id
+            self._perform(self._incidents.open_losses(now, {participant.replica_id: quorum_id}))
             self._perform(self._incidents.record_step_reached(step, quorum_id, now))
 
     def handle_view(self, replica_id: str, view: GroupView) -> None:
@@ -449,13 +457,14 @@ class IncidentDriver:
 
     def handle_quorum(self, quorum: Quorum, *, is_new: bool) -> None:
         if self._incidents.is_awaiting_quorum:
-            step, names = (
-                max(member.requested_step for member in quorum.participants),
-                {m.replica_id for m in quorum.participants},
-            )
+            step, now = max(member.requested_step for member in quorum.participants), self._clock()
+            members = {member.replica_id: member.seen_quorum_id for member in quorum.participants}
             self._perform(
-                self._incidents.record_new_quorum(quorum.quorum_id, step, self._clock(), is_new=is_new, members=names)
+                self._incidents.record_new_quorum(quorum.quorum_id, step, now, is_new=is_new, members=members)
             )
+
+    def handle_job_end(self, step: int, quorum_id: int) -> None:
+        self._perform(self._incidents.end_job(step, quorum_id, self._clock()))
 
     def handle_exit(self, replica_id: str, reason: str, evidence: RankEvidence) -> bool:
         """Record a supervisor's report on a dead process. Return whether the report may explain a loss of the group."""
@@ -604,8 +613,7 @@ class IncidentDriver:
             suspects=list(summary.suspects),
         )
         log.warning("incident %s: %s: %s", summary.id, summary.kind, summary.text, extra=extra)
-        groups = sorted({name.rpartition("/")[0] or name for name in summary.suspects})
-        self._owner.add_timeline_entry(TimelineKind.INCIDENT, groups, f"{summary.id}: {summary.kind}")
+        self._owner.add_timeline_entry(TimelineKind.INCIDENT, sorted(summary.groups), f"{summary.id}: {summary.kind}")
 
     def _collect_evidence(self, id: str, suspects: Sequence[str], *, is_of_suspects: bool) -> None:
         began_at = self._clock()

@@ -5,9 +5,10 @@
    other ranks or another cause requests evidence again, up to MAX_LOOKS times, but never after the policy has killed
    or stopped something.
 3. The loss of members becomes an incident when a group requests the next quorum, or when one forms. Without such a
-   request, the losses are the normal end of training. If an operator killed the group, its loss is an incident at once.
-   All losses in one quorum are one incident, dated to the last heartbeat of the first lost group. If a member was
-   killed because of a stall, its loss belongs to the stall.
+   request, the losses are the normal end of training. A request that comes later than UNCONFIRMED_S counts only if it
+   is from another member of that quorum. If an operator killed the group, its loss is an incident at once. All losses
+   in one quorum are one incident, dated to the last heartbeat of the first lost group. If a member was killed because
+   of a stall, its loss belongs to the stall.
 4. A group that joins without a valid state (a commit was not applied, or its state differs from its peers') is an
    incident. The group repeats the report in every join until it has healed, but the incident counts once.
 5. A step that a group discards because of non-finite gradients is an incident.
@@ -20,7 +21,7 @@
    cost is then the time until the next step is committed, with or without the target. Steps that were already granted
    do not count.
 9. An incident is tracked until a later step is committed, as managers' grants and groups' joins show. A loss is also
-   tracked until all lost groups have been in a quorum again.
+   tracked until all lost groups have been in a quorum again. The end of the job ends both.
 
 The module does no I/O, and time is an argument. `EvidenceRound` plans one collection of evidence, `IncidentArchive`
 keeps the newest incidents of all jobs, and `incident_of` describes an incident of a run.
@@ -229,6 +230,14 @@ class _Lost:
             cause = exit_.reason if rank in group.reason else f"{rank}: {exit_.reason}"
             group.reason, group.is_explained = f"{group.reason}: {cause}", True
 
+    def has_survivor(self, joined: Mapping[str, int]) -> bool:
+        """Return whether one of the groups was in the quorum and is not lost: the job had not ended with the losses.
+
+        Its request may come late, because a rank may be in a long step or a validation. A new process has seen no id.
+        """
+        quorum_id = self.first.quorum_id or 0
+        return any(seen_id >= quorum_id and name not in self.groups for name, seen_id in joined.items())
+
     @property
     def has_away(self) -> bool:
         return any(group.is_away for group in self.groups.values())
@@ -381,18 +390,21 @@ class IncidentMachine:
             return [Changed(self._loss.update_summary(text=lost.loss_text, suspects=lost.suspects))]
         if exits:
             self._exits[loss.replica_id] = exits  # evidence for a possible incident
-        return self.open_losses(now) if is_asked else []
+        return self.open_losses(now, {}) if is_asked else []
 
     def open_kill(self, replica_id: str, quorum_id: int, why: str, now: float, unix_s: float) -> list[Effect]:
         """Open an incident for a member that an operator has killed. The member's loss then belongs to the incident."""
         return self.add_loss(MemberLost(replica_id, quorum_id, f"killed {why}", None), now, unix_s, is_asked=True)
 
-    def open_losses(self, now: float) -> list[Effect]:
-        """Open an incident for losses that have not caused one yet. Call this when a group requests the next quorum."""
+    def open_losses(self, now: float, joined: Mapping[str, int]) -> list[Effect]:
+        """Open an incident for losses that have not caused one yet. Call this when groups request the next quorum.
+
+        `joined` contains the highest quorum id that each of these groups has received.
+        """
         lost = self._lost
         if lost is None or self._loss is not None:
             return []
-        if now - lost.noticed_at > UNCONFIRMED_S:
+        if now - lost.noticed_at > UNCONFIRMED_S and not lost.has_survivor(joined):
             self._lost = None
             return []
         seen_at = lost.first.last_seen_at
@@ -546,10 +558,13 @@ class IncidentMachine:
     # -- recovery
 
     def record_new_quorum(
-        self, quorum_id: int, step: int, now: float, *, is_new: bool, members: Collection[str] = ()
+        self, quorum_id: int, step: int, now: float, *, is_new: bool, members: Mapping[str, int]
     ) -> list[Effect]:
-        """Record that a quorum of `members` has formed at `step`. `is_new` is False if it kept the previous id."""
-        effects = self.open_losses(now)
+        """Record that a quorum has formed at `step`. `is_new` is False if it kept the previous id.
+
+        `members` contains the highest earlier quorum id that each member has received.
+        """
+        effects = self.open_losses(now, members)
         self._lost = self._loss = None
         effects += self.record_step_reached(step, quorum_id, now)
         for case in self._cases.values():
@@ -573,6 +588,16 @@ class IncidentMachine:
             incident = case.update_summary(step_s=now - case.fault_at)
             effects.append(Changed(incident) if case.is_injected else Recovered(incident))
             self._drop_if_over(case)
+        return effects
+
+    def end_job(self, step: int, quorum_id: int, now: float) -> list[Effect]:
+        """Record that the job has ended at `step`. The next run with this name recovers from none of its incidents.
+
+        A stall whose evidence is still being collected stays open.
+        """
+        effects = self.record_step_reached(step, quorum_id, now)
+        self._cases = {id: case for id, case in self._cases.items() if case.is_looking}
+        self._lost = self._loss = None
         return effects
 
     # -- internals

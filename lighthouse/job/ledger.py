@@ -1,7 +1,7 @@
 """Ledger: how each replica group spent its time, by cause, and which faults occurred. `lighthouse report` reads it.
 
-1. A group's time begins with its first session or join and ends when it leaves cleanly. Each moment has exactly one
-   cause, so the seconds of a line add up to the line's interval.
+1. A group's time begins with its first session or join and ends when it leaves cleanly, or with the job if the group is
+   lost then. Each moment has exactly one cause, so the seconds of a line add up to the line's interval.
 2. While a group is in a quorum, its manager's counters divide the time: committed steps are `compute`, discarded steps
    are `repeated`, and the rest is `wait`. If the counters report more time than a line covers, because a long step
    began in an earlier line, the rest counts toward the next line.
@@ -172,6 +172,12 @@ class Ledger:
             self._close((job, replica_id), spent, now)
             if all(other != job for other, _ in self._spent):
                 self._steps.pop(job, None)  # the next run with this name may begin at any step
+
+    def end_job(self, job: str, now: float) -> None:
+        """Stop recording the time of the lost groups of a job that has ended. The others still leave."""
+        for each, replica_id in [key for key, spent in self._spent.items() if spent.cause is Cause.DOWN]:
+            if each == job:
+                self.end_group(job, replica_id, now)
 
     def add_incident(self, summary: IncidentSummary) -> None:
         """Record a new or changed incident."""

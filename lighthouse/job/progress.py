@@ -289,18 +289,23 @@ class JobProgress:
         self._past_s: dict[str, float] = {}  # seconds of former groups and managers, by phase
         self._known: set[str] = set()  # names of phases, MAX_KNOWN at most
 
-    def add_view(self, reports: GroupReports, view: GroupView, now: float) -> None:
-        """Store a group's view in its `reports`, or ignore it if the quota is exhausted.
+    def add_view(self, reports: GroupReports, view: GroupView, now: float) -> bool:
+        """Store a group's view in its `reports`, without its ranks if the quota is exhausted. Return whether all fits.
 
-        If the view is from a new manager, the times in the old view still count in `phase_seconds`.
+        Ranks from an older view must not stay, because they would soon look stalled. If the view is from a new manager,
+        the times in the old view still count in `phase_seconds`.
         """
         if reports.view is not None and _is_over(reports.view, view):
             self.drop_view(reports)
-        if not self._kept.reserve(len(view.ranks) - (len(reports.view.ranks) if reports.view is not None else 0)):
-            return
+        before = len(reports.view.ranks) if reports.view is not None else 0
+        is_stored = self._kept.reserve(len(view.ranks) - before)
+        if not is_stored:
+            self._kept.reserve(-before)
+            view = replace(view, ranks=())
         reports.view, reports.view_at = view, now
         unknown = [name for name, _ in view.seconds if name not in self._known]
         self._known.update(unknown[: MAX_KNOWN - len(self._known)])
+        return is_stored
 
     def drop_view(self, reports: GroupReports) -> None:
         """Drop the view of a former group or manager. The view's times still count in `phase_seconds`."""
@@ -308,6 +313,11 @@ class JobProgress:
             self._kept.reserve(-len(reports.view.ranks))
             self._add_seconds(self._past_s, reports.view)
             reports.view = None
+
+    @property
+    def stored_ranks(self) -> int:
+        """Number of stored ranks over all jobs."""
+        return self._kept.count
 
     @property
     def _views(self) -> list[tuple[Group, GroupView]]:
@@ -360,7 +370,8 @@ class JobProgress:
         views = self._views
         members = [(group, view) for group, view in views if group.is_participant]
         size = sum(group.is_participant for group in self._groups.values())
-        sets = [_PeerRanks([rank for each in members for rank in _aged(*each, now)], len(members) == size)]
+        is_complete = len(members) == size and all(view.ranks for _, view in members)
+        sets = [_PeerRanks([rank for each in members for rank in _aged(*each, now)], is_complete)]
         for group, view in views:
             if view.is_observed and not group.is_participant:
                 alone = _aged(group, view, now)

@@ -177,6 +177,13 @@ class JobRegistry:
             raise UnknownName(f"job: no replica group has asked for a quorum of {job!r}; known jobs: {known}")
         return driver
 
+    def take_samples(self) -> None:
+        """Drop quiet jobs and runs, and sample the progress of the other jobs. Call this every progress.EVERY_S."""
+        self.runs.forget_quiet()
+        self.forget_quiet()
+        for driver in self:
+            driver.take_sample()
+
     def forget_quiet(self, *, is_full: bool = False) -> None:
         """Drop the drivers of quiet jobs, which have no groups, calls, sessions or ranks.
 

@@ -83,7 +83,6 @@ class LighthouseDaemon:
         etcd = config.etcd_client()
         self._shared = None if etcd is None else SharedStore(etcd, config.store_ttl_s, self.lead, self.follow, stop)
         folder = config.incident_folder(self._memory)
-        self._ledger = None if folder is None else LedgerFiles(folder)
         files = None if folder is None else IncidentFiles(folder)
         self._incidents = IncidentRegistry(OnStall(config.on_stall), files)
         self._counters = counters = Counters()
@@ -117,7 +116,8 @@ class LighthouseDaemon:
             place=lambda: (self._store_status(), self.http_port),
         )
         shared = self._shared
-        incidents = IncidentService(self._jobs, self._incidents, self._ledger)
+        ledger = None if folder is None else LedgerFiles(folder)
+        incidents = self._incident_service = IncidentService(self._jobs, self._incidents, ledger)
         runs = RunService(self._runs, security.audit, peers=peers)
         more = {**runs.methods(), **incidents.methods(), **chaos.methods()}
         gate = None if shared is None else shared.gate
@@ -162,7 +162,6 @@ class LighthouseDaemon:
             phase_s={driver.job: driver.progress.known.phase_seconds for driver in jobs},
             slowness={driver.job: driver.progress.known.slow_ranks.list_slowness() for driver in jobs},
             incidents=self._incidents.times,
-            jobs={driver.job for driver in jobs} | {run.name[0] for run in self._runs},
             candidate=None if self._shared is None else self._shared.status(),
         )
 
@@ -242,15 +241,8 @@ class LighthouseDaemon:
             await asyncio.sleep(SAMPLED_EVERY_S)
             if (interval := time.time() // LEDGER_EVERY_S) != written:
                 written = interval
-                await self._write_ledger()
-            for driver in self._jobs:
-                driver.take_sample()
-
-    async def _write_ledger(self, ledger: Ledger | None = None) -> None:
-        now = time.time()
-        lines = (ledger or self._incidents.ledger).take_lines(asyncio.get_running_loop().time(), now)
-        if self._ledger is not None:
-            await asyncio.to_thread(self._ledger.append, lines, now)
+                await self._incident_service.write_ledger()
+            self._jobs.take_samples()
 
     async def _greet(self) -> None:
         grpc, http = [await asyncio.to_thread(served_host, host) for host in _hosts(self._config)]
@@ -322,7 +314,7 @@ class LighthouseDaemon:
         await self._http.stop()
         if self._webhook is not None:
             await self._webhook.close()
-        await self._write_ledger()
+        await self._incident_service.write_ledger()
         await asyncio.to_thread(self._incidents.close)
         self._memory.release()
         log.info("lighthouse stopped", extra=event("stopped"))
@@ -342,7 +334,7 @@ class LighthouseDaemon:
         """Become a follower: drop all jobs and runs, and answer their callers with `refusal`."""
         self._set_serving(False)
         ledger, self._incidents.ledger = self._incidents.ledger, Ledger()
-        self._run(self._write_ledger(ledger))
+        self._run(self._incident_service.write_ledger(ledger))
         self._jobs.drop_all(str(refusal))
         self._grpc.break_streams(refusal)
         self._http.close_feeds()

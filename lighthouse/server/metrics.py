@@ -80,7 +80,6 @@ class Scrape(Collector):
     phase_s: Mapping[str, Mapping[str, float]] = field(default_factory=dict)  # per job and phase, with former ranks
     slowness: Mapping[str, Sequence[Slowness]] = field(default_factory=dict)  # per job, one for each rank
     incidents: IncidentTimes = field(default_factory=IncidentTimes)
-    jobs: Collection[str] = ()  # jobs whose series of incidents start at zero
     candidate: CandidateStatus | None = None  # None without a shared store
 
     def collect(self) -> Iterator[Metric]:
@@ -112,7 +111,8 @@ class Scrape(Collector):
         yield _phase_family(self.phase_s)
         yield from _slow_families(self.slowness)
         yield from _leadership_families(self.candidate)
-        yield from _incident_families(self.incidents, self.jobs)
+        jobs = dict.fromkeys((*(job.job for job in status.jobs), *(run.job for run in self.runs)))
+        yield from _incident_families(self.incidents, jobs)
 
 
 def render(scrape: Scrape) -> tuple[bytes, str]:
@@ -220,11 +220,11 @@ def _incident_families(times: IncidentTimes, jobs: Collection[str]) -> Iterator[
     """Return counters of incidents, and histograms of the times to detect them and to recover from them.
 
     The series of `jobs` start at zero before the first incident, because Prometheus can compute an increase only for a
-    series that already exists.
+    series that already exists. `times` may contain former jobs, which have no series until they return.
     """
     keys = [(job, kind) for job in jobs for kind in IncidentKind]
     opened = _counter("lighthouse_incidents", "Incidents, by kind", "kind")
-    for job, kind in dict.fromkeys([*keys, *times.opened]):
+    for job, kind in keys:
         opened.add_metric([job, kind.value], times.opened.get((job, kind), 0))
     detected = _histogram(
         "lighthouse_incident_detection_seconds", "Time from a fault until the lighthouse detects it", "kind"
@@ -233,7 +233,7 @@ def _incident_families(times: IncidentTimes, jobs: Collection[str]) -> Iterator[
         "lighthouse_incident_recovery_seconds", "Time from a fault to the first step that is committed after it", "kind"
     )
     for family, histograms in ((detected, times.detect), (recovered, times.recover)):
-        for job, kind in dict.fromkeys([*keys, *histograms]):
+        for job, kind in keys:
             histogram = histograms.get((job, kind)) or Histogram(BOUNDS_S)
             family.add_metric([job, kind.value], histogram.buckets(), histogram.total)
     return iter((opened, detected, recovered))

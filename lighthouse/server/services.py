@@ -18,6 +18,7 @@ from typing import Any
 from lighthouse.job.driver import Answer, JobDriver
 from lighthouse.job.incident_driver import IncidentRegistry
 from lighthouse.job.incidents import check_ranks, read_ranks
+from lighthouse.job.ledger import Ledger
 from lighthouse.job.records import Group
 from lighthouse.job.registry import JobRegistry, RunRegistry
 from lighthouse.job.run_driver import RunDriver
@@ -279,6 +280,7 @@ class IncidentService:
         self._jobs = jobs
         self._registry = registry
         self._ledger = ledger
+        self._ledger_lock = asyncio.Lock()  # while lines are being written, they are neither in memory nor in a file
 
     def methods(self) -> Mapping[str, Entry]:
         return {
@@ -312,10 +314,19 @@ class IncidentService:
         prefix = f'{{"job":{json.dumps(check_name(request.job, "job"))},' if request.job else ""
         if self._ledger is None:
             raise NotServed("this lighthouse keeps no ledger; start it with --journal or --incident-dir")
-        lines, following = await asyncio.to_thread(self._ledger.read, request.page)
-        if not following:  # add the time since the last lines
-            lines += copy.deepcopy(self._registry.ledger).take_lines(self._jobs.ports.timers.time(), time.time())
+        async with self._ledger_lock:
+            lines, following = await asyncio.to_thread(self._ledger.read, request.page)
+            if not following:  # add the time since the last lines
+                lines += copy.deepcopy(self._registry.ledger).take_lines(self._jobs.ports.timers.time(), time.time())
         return incident_pb.LedgerResponse(lines=[line for line in lines if line.startswith(prefix)], next=following)
+
+    async def write_ledger(self, ledger: Ledger | None = None) -> None:
+        """Write the lines of `ledger`, by default the current one, to the files. Drop the lines if there are none."""
+        async with self._ledger_lock:
+            now = time.time()
+            lines = (ledger or self._registry.ledger).take_lines(self._jobs.ports.timers.time(), now)
+            if self._ledger is not None:
+                await asyncio.to_thread(self._ledger.append, lines, now)
 
     async def stacks(self, request: incident_pb.StacksRequest, call: Call) -> incident_pb.StacksResponse:
         return GATHERED.write(await self.gather(request.job, request.ranks, call))

@@ -7,6 +7,7 @@ from dataclasses import asdict
 
 from lighthouse_protocol.messages.preemption import PreemptionNotice
 from lighthouse_runtime.log_event import event
+from lighthouse_runtime.process.loop import start_part
 from lighthouse_runtime.timing.pacing import Backoff
 from lighthouse_runtime.web.webhook import post_json, shown_url
 
@@ -30,7 +31,7 @@ class PreemptionWebhook:
             log.error("%s: %d requests are pending; the notice of %s is not posted", self._shown, MAX_PENDING,
                       replica_id, extra=event("webhook_full"))  # fmt: skip
             return
-        task = asyncio.create_task(self._post(job, replica_id, notice), name="webhook")
+        task = start_part(self._post(job, replica_id, notice), "a request to --on-preemption", None)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 

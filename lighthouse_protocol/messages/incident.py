@@ -144,6 +144,9 @@ class IncidentKind(StrEnum):
     CHAOS = "chaos"  # `lighthouse chaos` injected a fault; fault time: the manager's report that the fault begins
 
 
+_ABOUT_GROUPS = frozenset({IncidentKind.LOSS, IncidentKind.NOT_APPLIED, IncidentKind.DIVERGENCE})
+
+
 @dataclass(frozen=True, slots=True)
 class IncidentSummary:
     """An incident without its evidence."""
@@ -163,6 +166,13 @@ class IncidentSummary:
     step_s: Offset | None = None  # first step committed after the fault
     over_s: Offset | None = None  # progress resumed, or the rank was no longer slow
     back_s: Offset | None = None  # every lost group was in a quorum again
+
+    @property
+    def groups(self) -> set[str]:
+        """The groups or runs of the suspects. The name of a group that is itself a suspect may end like a rank's."""
+        if self.kind in _ABOUT_GROUPS:
+            return set(self.suspects)
+        return {suspect.rpartition("/")[0] or suspect for suspect in self.suspects}
 
 
 @dataclass(frozen=True, slots=True)

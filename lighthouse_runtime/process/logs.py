@@ -82,6 +82,18 @@ def without_credentials(text: str) -> str:
     return _SECRET_VARIABLE.sub(rf"\1{REMOVED}", _TOKEN.sub(REMOVED, text))
 
 
+def _without_credentials_in(value: object) -> object:
+    """Return `value` for a JSON line, with credentials removed from its texts.
+
+    In the line itself, the escapes of JSON would hide a credential, or become a part of it.
+    """
+    if isinstance(value, Mapping):
+        return {key: _without_credentials_in(each) for key, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [_without_credentials_in(each) for each in value]
+    return value if value is None or isinstance(value, int | float) else without_credentials(str(value))
+
+
 def _fields(record: logging.LogRecord) -> dict[str, object]:
     return getattr(record, "fields", {})
 
@@ -122,4 +134,4 @@ class _JsonFormatter(logging.Formatter):
         }
         if record.exc_info:
             entry["exception"] = self.formatException(record.exc_info)
-        return without_credentials(json.dumps(entry, ensure_ascii=False, default=str))
+        return json.dumps(_without_credentials_in(entry), ensure_ascii=False)

@@ -9,12 +9,13 @@ import os
 import resource
 import signal
 import socket
+import traceback
 from collections.abc import Callable, Coroutine, Mapping
 from typing import Any
 
 import uvloop
 
-from lighthouse_protocol.refusals import InvalidRequest
+from lighthouse_protocol.refusals import InvalidRequest, LighthouseError
 from lighthouse_runtime.log_event import event
 from lighthouse_runtime.ports import Timer, Timers
 
@@ -26,6 +27,7 @@ MAX_OPEN_FILES = 65_536
 NICE = -10
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 WARNING_SIGNALS = (signal.SIGUSR1, signal.SIGUSR2)  # a scheduler's warnings, such as Slurm's --signal=USR1@120
+_OWN_PACKAGES = frozenset({"lighthouse", "lighthouse_protocol", "lighthouse_runtime", "manager"})
 _NOHUP = (signal.SIGHUP, signal.SIGQUIT)  # ignored from the start under nohup(1) and in some shells
 
 
@@ -78,6 +80,7 @@ def run_daemon(main: Callable[[StopRequest], Coroutine[None, None, None]]) -> in
     async def supervised() -> int:
         stop = StopRequest()
         on_signals(asyncio.get_running_loop(), stop.on_signal)
+        on_failed_callbacks(asyncio.get_running_loop(), stop)
         await main(stop)
         return stop.status
 
@@ -94,15 +97,41 @@ def start_part(work: Coroutine[Any, Any, None], name: str, end: Callable[[int], 
 
     def check(task: asyncio.Task[None]) -> None:
         if not task.cancelled() and (error := task.exception()) is not None:
-            outcome = "ends with it" if end is not None else "continues without it"
-            log.critical("a defect has ended %s, and this process %s", name, outcome, exc_info=error,
-                         extra=event("part_failed", part=name))  # fmt: skip
-            if end is not None:
-                end(1)
+            _report_failure(name, error, end)
 
     task = asyncio.create_task(work, name=name)
     task.add_done_callback(check)
     return task
+
+
+def on_failed_callbacks(loop: asyncio.AbstractEventLoop, end: Callable[[int], object]) -> None:
+    """If a callback of the event loop fails, log the error and call `end` with exit status 1.
+
+    asyncio only logs it, and a timer that sets itself again would have stopped for good. Errors of libraries, and
+    LighthouseErrors, which are not defects, are still only logged.
+    """
+
+    def check(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        error = context.get("exception")
+        if "handle" in context and isinstance(error, Exception) and _is_defect(error):
+            _report_failure("a timer or callback", error, end)
+        else:
+            loop.default_exception_handler(context)
+
+    loop.set_exception_handler(check)
+
+
+def _is_defect(error: Exception) -> bool:
+    modules = (frame.f_globals.get("__name__", "") for frame, _ in traceback.walk_tb(error.__traceback__))
+    return not isinstance(error, LighthouseError) and any(name.partition(".")[0] in _OWN_PACKAGES for name in modules)
+
+
+def _report_failure(name: str, error: BaseException, end: Callable[[int], object] | None) -> None:
+    outcome = "ends with it" if end is not None else "continues without it"
+    log.critical("a defect has ended %s, and this process %s", name, outcome, exc_info=error,
+                 extra=event("part_failed", part=name))  # fmt: skip
+    if end is not None:
+        end(1)
 
 
 def announce(descriptor: int | None, text: object) -> None:

@@ -14,7 +14,6 @@ from collections.abc import Callable
 from lighthouse_protocol.coordinator import LeaderSearch
 from lighthouse_protocol.messages.session import JoinRejected, Leave, ToLighthouse, ToManager, Welcome
 from lighthouse_protocol.refusals import (
-    DeadlinePassed,
     LighthouseError,
     NotLeader,
     NotServed,
@@ -25,6 +24,7 @@ from lighthouse_protocol.refusals import (
 from lighthouse_runtime.client import rpcs
 from lighthouse_runtime.client.clients import AsyncLighthouseClient
 from lighthouse_runtime.log_event import event
+from lighthouse_runtime.process.loop import start_part
 from lighthouse_runtime.timing.pacing import Backoff
 
 log = logging.getLogger(__name__)
@@ -207,14 +207,20 @@ class LighthouseLink:
 
     def connect_second(self, reason: str) -> None:
         """Open a second connection, because the first may be broken, and move the session to it. Log `reason`."""
-        if self._connection is not None and self._second is None:
+        if self._connection is not None and (self._second is None or self._has_second_failed):
             log.info(
                 "%s: %s; opening a second connection",
                 self.address,
                 reason,
                 extra=event("lighthouse_silent", lighthouse=self.address),
             )
-            self._second = asyncio.create_task(self._open_second(self._connection.successor))
+            work = self._open_second(self._connection.successor)
+            self._second = start_part(work, "the attempt to open a second connection", None)
+
+    @property
+    def _has_second_failed(self) -> bool:
+        second = self._second
+        return second is not None and second.done() and (second.cancelled() or second.exception() is not None)
 
     def cancel_second(self) -> None:
         """Cancel the attempt to open a second connection."""
@@ -230,7 +236,7 @@ class LighthouseLink:
                 await client.connect(FIRST_TRY_S * 2 ** min(tries, 2))
                 if self._search.has_choice and not await client.invoke(rpcs.is_serving(timeout_s=FIRST_TRY_S)):
                     raise NotLeader(f"{client.address} does not lead")
-            except (Unreachable, DeadlinePassed) as e:
+            except LighthouseError as e:
                 await client.close()
                 if self._search.mark_failed(e):
                     await backoff.wait()

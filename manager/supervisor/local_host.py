@@ -30,7 +30,7 @@ from lighthouse_protocol.messages.session import WatchHello
 from lighthouse_protocol.refusals import WrongState
 from lighthouse_runtime.log_event import event
 from lighthouse_runtime.net.address import resolves_to_loopback
-from lighthouse_runtime.process.loop import ServiceManager, on_signals, start_part
+from lighthouse_runtime.process.loop import ServiceManager, on_failed_callbacks, on_signals, start_part
 from lighthouse_runtime.security.client_tls import variables_of
 from manager.evidence import probe_with_output
 from manager.guard.client import Command, Ended, GuardClient, format_output
@@ -309,6 +309,7 @@ class HostSupervisor(ABC):
             InvalidRequest: If an address, a port or the store is not available. The error names the option.
         """
         on_signals(self._loop, self._on_stop, self._on_warning)
+        on_failed_callbacks(self._loop, self.fail)
         guarding = start_part(self._watch_guard(), "the watch of the guard", self.fail)
         systemd = ServiceManager(self._loop, self._state)
         followers: list[asyncio.Task[None]] = []

@@ -69,7 +69,7 @@ def test_times_of_faults():
     known = [
         fault("i1", 10, step_s=None),
         fault("i1", 10, step_s=5.0, back_s=60.0),
-        fault("i2", 200, "b/3", noticed_s=4),
+        fault("i2", 200, "b/3", noticed_s=4, kind="stall"),
     ]
     report = add_up([line("a"), line("b", hosts=("n2",)), *known])
     assert len(report.faults) == 2
@@ -107,3 +107,9 @@ def test_jobs_are_told_apart():
 )
 def test_a_malformed_line_is_skipped(bad):
     assert add_up([bad, line()]).group_s == 300
+
+
+def test_a_fault_counts_for_a_group_whose_name_ends_like_a_ranks():
+    stall = fault("i2", kind="stall", group="pod/3/1")
+    report = add_up([line("pod/3"), line("pod"), fault(group="pod/3"), stall])
+    assert report.faults_by_group == {"pod/3": 2, "pod": 0}

@@ -105,8 +105,8 @@ class Stage:
     def took(self, id: str, *names: str) -> list[incidents.Effect]:
         return self.told(self.machine.add_evidence(id, gathered(*names), MEMBERS, self.now))
 
-    def formed(self, quorum_id: int = 8, step: int = 10, *, is_new: bool = True) -> list[incidents.Effect]:
-        return self.told(self.machine.record_new_quorum(quorum_id, step, self.now, is_new=is_new))
+    def formed(self, quorum_id: int = 8, step: int = 10, *, is_new: bool = True, **seen: int) -> list[incidents.Effect]:
+        return self.told(self.machine.record_new_quorum(quorum_id, step, self.now, is_new=is_new, members=seen))
 
     def exited(self, name: str, reason: str = "SIGKILL", *, is_member: bool = True) -> list[incidents.Effect] | None:
         evidence = RankEvidence(1, process="ended: SIGKILL", output=("last line",))
@@ -114,7 +114,7 @@ class Stage:
         return None if effects is None else self.told(effects)
 
     def back(self, *names: str, quorum_id: int = 9) -> list[incidents.Effect]:
-        return self.told(self.machine.record_new_quorum(quorum_id, 12, self.now, is_new=True, members=names))
+        return self.formed(quorum_id, 12, **dict.fromkeys(names, 0))
 
     def reached(self, step: int, quorum_id: int = 8) -> list[incidents.Effect]:
         return self.told(self.machine.record_step_reached(step, quorum_id, self.now))
@@ -131,6 +131,34 @@ class Stage:
 @pytest.fixture
 def stage() -> Stage:
     return Stage()
+
+
+class TestTheEndOfTheJob:
+    """The next run with its name, perhaps days later, has nothing to do with its incidents."""
+
+    def test_the_last_step_is_the_recovery(self, stage: Stage):
+        stage.lost("b", is_asked=True)
+        stage.formed(step=10)
+        stage.now += 5
+        assert only(Recovered, stage.machine.end_job(12, 8, stage.now)).summary.step_s == 5
+
+    def test_without_a_step_there_is_no_recovery(self, stage: Stage):
+        stage.lost("b", is_asked=True)
+        stage.formed(step=10)
+        assert stage.machine.end_job(10, 8, stage.now) == []
+        assert not stage.machine.is_awaiting_commit
+        stage.now += 86_400
+        assert (stage.back("b"), stage.reached(13, 9)) == ([], [])
+
+    def test_a_loss_that_ended_it_is_no_incident_of_the_next(self, stage: Stage):
+        stage.lost("b")
+        stage.machine.end_job(10, 7, stage.now)
+        assert stage.formed() == []
+
+    def test_evidence_on_its_way_is_kept(self, stage: Stage):
+        id = stage.opens(behind("b/1"))
+        stage.machine.end_job(11, 7, stage.now)
+        assert only(Changed, stage.took(id, "b/1")[:1]).evidence
 
 
 class TestAStall:
@@ -281,7 +309,7 @@ class TestALoss:
     def test_its_offsets_are_counted_from_the_last_sign_of_life(self, stage: Stage):
         assert stage.lost("b", seen_at=995.0) == []
         stage.now += 0.5
-        summary = only(Opened, stage.told(stage.machine.open_losses(stage.now))).summary
+        summary = only(Opened, stage.told(stage.machine.open_losses(stage.now, {}))).summary
         assert (summary.kind, summary.noticed_s, summary.suspects) == (IncidentKind.LOSS, 5.0, ("b",))
         assert summary.text == "b: its connection was lost"
         stage.now += 0.5
@@ -312,6 +340,19 @@ class TestALoss:
         stage.now += UNCONFIRMED_S + 1
         stage.formed()
         assert (stage.opened, stage.machine.is_awaiting_commit) == ([], False)
+
+    def test_is_an_incident_however_late_a_survivor_asks(self, stage: Stage):
+        """A group that is in a validation asks for the next quorum after minutes, one of LocalSGD after its steps."""
+        stage.lost("b", quorum_id=7)
+        stage.now += 10 * UNCONFIRMED_S
+        stage.formed(a=7, b=0)
+        assert [summary.suspects for summary in stage.opened] == [("b",)]
+
+    @pytest.mark.parametrize("seen", [{"b": 7}, {"a": 0}, {"a": 6}])
+    def test_is_none_if_those_who_ask_minutes_later_are_of_another_run(self, stage: Stage, seen: dict[str, int]):
+        stage.lost("b", quorum_id=7)
+        stage.now += UNCONFIRMED_S + 1
+        assert (stage.formed(**seen), stage.opened) == ([], [])
 
     def test_of_all_who_come_back_is_one(self, stage: Stage):
         stage.lost(*MEMBERS)
@@ -441,7 +482,7 @@ class TestNoState:
         assert summary.text == f"b: {self.TORN.text}"
         repeated = stage.machine.record_distrust(stage.group, self.TORN, 1001.0, UNIX_S)
         assert repeated == [], "it says so until it has healed"
-        stage.machine.record_new_quorum(8, 6, 1001.0, is_new=True)
+        stage.machine.record_new_quorum(8, 6, 1001.0, is_new=True, members={})
         assert only(Recovered, stage.machine.record_step_reached(7, 8, 1002.0)).summary.step_s == 2.0
         repeated = stage.machine.record_distrust(stage.group, self.TORN, 1003.0, UNIX_S)
         assert repeated == [], "also when the others have gone on"
@@ -546,7 +587,7 @@ class TestASlowRank:
             wanted = next(iter(self.track(stage, self.NAME)), None)
         assert wanted is None, "enough"
         assert (len(changed.evidence), changed.summary.evidence_s) == (MAX_LOOKS, 61.0)
-        assert stage.told(stage.machine.record_new_quorum(8, 20, stage.now, is_new=True)) == []
+        assert stage.told(stage.machine.record_new_quorum(8, 20, stage.now, is_new=True, members={})) == []
         assert stage.told(stage.machine.record_step_reached(30, 8, stage.now)) == [], "a step is no recovery"
         over = only(Changed, self.track(stage)).summary
         assert (over.over_s, over.step_s) == (stage.now - 940.0, None)

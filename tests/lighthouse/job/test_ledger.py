@@ -171,6 +171,25 @@ def test_a_new_run_with_the_name_of_one_that_has_ended_repeats_nothing():
     assert seconds(ledger, 25.0) == {"compute": 15.0}
 
 
+def test_the_time_of_a_lost_group_ends_with_its_job():
+    ledger, found, lost = Ledger(), trains(step=11), trains("b")
+    for each in (found, lost):
+        ledger.observe_group("j", each, 0.0)
+        ledger.observe_group("other", each, 0.0)
+    ledger.add_report("j", found, STANDING, GroupCounts(1, step_s=10.0), 10.0)
+    lost.is_alive = False
+    ledger.observe_group("j", lost, 10.0)
+    ledger.end_job("j", 15.0)
+    ledger.add_report("j", found, LEAVING, GroupCounts(), 16.0)
+    ledger.end_group("other", "a", 20.0)
+    assert seconds(ledger, 20.0) == {"compute": 10.0, "wait": 56.0, "down": 5.0}
+    again = trains("a", step=1)
+    ledger.observe_group("j", again, 30.0)
+    ledger.add_quorum("j", 0)
+    ledger.add_report("j", again, STANDING, GroupCounts(1, step_s=5.0), 35.0)
+    assert seconds(ledger, 35.0)["compute"] == 5.0, "another run repeats nothing"
+
+
 def test_the_first_start_is_not_the_cost_of_a_failure():
     ledger, found = Ledger(), group(is_starting=True)
     ledger.observe_group("j", found, 0.0)

@@ -48,8 +48,8 @@ class Job:
     def group(self, name: str) -> Group:
         return self.groups.setdefault(name, Group(name, "i1", 0.0))
 
-    def take(self, view: GroupView, now: float) -> None:
-        self.progress.add_view(self.group(view.replica_id).reports, view, now)
+    def take(self, view: GroupView, now: float) -> bool:
+        return self.progress.add_view(self.group(view.replica_id).reports, view, now)
 
     def drop(self, name: str) -> None:
         self.progress.drop_view(self.group(name).reports)
@@ -77,7 +77,7 @@ class Job:
 
     @property
     def names(self) -> list[str]:
-        return [name for name, group in self.groups.items() if group.reports.view is not None]
+        return [name for name, group in self.groups.items() if (view := group.reports.view) is not None and view.ranks]
 
 
 @pytest.fixture
@@ -248,17 +248,30 @@ class TestRuns:
 def test_of_all_jobs_together_so_many_ranks_are_kept():
     kept = RankQuota(limit=5)
     one, other = Job(kept), Job(kept)
-    one.take(waiting("a", size=2), 100)
-    other.take(waiting("b", size=2), 100)
-    other.take(waiting("c", size=2), 100)
+    assert one.take(waiting("a", size=2), 100)
+    assert other.take(waiting("b", size=2), 100)
+    assert not other.take(waiting("c", size=2), 100)
     assert (one.names, other.names, kept.count) == (["a"], ["b"], 4), "c is not shown"
     other.take(waiting("b", size=3), 101)
-    one.take(waiting("a", size=3), 101)
+    assert not one.take(waiting("a", size=3), 101)
+    assert (len(other.ages(101)), one.names, kept.count) == (3, [], 3), "older ranks of a would look stalled"
+    one.take(waiting("a", size=2), 101)
     assert (len(other.ages(101)), len(one.ages(101)), kept.count) == (3, 2, 5)
     other.take(view("b", *waiting("b", size=1).ranks, incarnation="i2"), 102)
     one.drop("a")
     other.take(waiting("c", size=4), 102)
     assert (other.names, kept.count) == (["b", "c"], 5)
+
+
+def test_a_view_that_does_not_fit_is_neither_stalled_nor_counted_twice():
+    job = Job(RankQuota(limit=3))
+    job.take(replace(waiting("a"), seconds=(("load", 5.0),)), 0)
+    job.take(waiting("b", size=1), 0)
+    job.take(replace(waiting("a", size=3), seconds=(("load", 6.0),)), 100)
+    assert job.verdict("ab", 200) is None, "b may wait for a"
+    assert job.progress.phase_seconds["load"] == 6.0
+    job.take(replace(waiting("a"), seconds=(("load", 7.0),)), 201)
+    assert (job.names, job.progress.phase_seconds["load"]) == (["a", "b"], 7.0)
 
 
 def holds(counts: GroupCounts | None = NOTHING, mode: str = "standing") -> GroupReport:

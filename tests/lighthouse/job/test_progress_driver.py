@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from lighthouse.job.incident_driver import MAX_HEALS_TOLD, JobAccount, ProgressDriver
+from lighthouse.job.progress import RankQuota
 from lighthouse.job.records import Group
 from lighthouse.job.run_driver import Ports, RunDriver
 from lighthouse_protocol.messages.progress import GroupView, HealProgress, HealTotals
@@ -69,6 +70,16 @@ def test_the_log_says_who_is_behind_over_groups(job: Job, caplog: pytest.LogCapt
     job.places.add_view("b", job.b)
     job.loop.go(2)
     assert caplog.messages[1:] == ["progress resumed"]
+
+
+def test_a_group_that_is_left_out_is_logged_once(job: Job, caplog: pytest.LogCaptureFixture, loop: VirtualLoop):
+    ports = Ports(loop, loop.time, ranks_kept=RankQuota(3))
+    places = ProgressDriver("j", job.groups, ports, NoRuns())
+    for view in (job.a, job.b, job.a, job.b):
+        places.add_view(view.replica_id, view)
+    told = "the progress of b's ranks is not shown or checked for stalls: the lighthouse keeps that of 2 ranks already"
+    assert caplog.messages == [told]
+    places.close()
 
 
 def test_a_lighthouse_that_was_held_up_judges_nobody_for_that_time(job: Job, caplog: pytest.LogCaptureFixture):

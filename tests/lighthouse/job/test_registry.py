@@ -1,5 +1,6 @@
 """A job is forgotten when nothing of it can go on, and not before."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -8,7 +9,8 @@ from hypothesis import strategies as st
 
 from lighthouse.job import registry
 from lighthouse.store.sqlite import Journal
-from lighthouse_protocol.messages.session import HeldQuorum, HoldState, QuorumPhase, Welcome
+from lighthouse_protocol.messages.incident import IncidentKind
+from lighthouse_protocol.messages.session import HeldQuorum, HoldState, Leave, QuorumPhase, Welcome
 from lighthouse_protocol.refusals import LimitReached
 from tests.lighthouse.builders import ticked
 from tests.lighthouse.lives import JOB, Life, Manager, beat_for, formed
@@ -235,6 +237,48 @@ class TestReportedJobs:
                 life.jobs.get_reported("r1")
         assert len(looked) == 1
         life.die()
+
+
+def test_what_is_quiet_goes_although_nobody_asks_for_the_status(loop: VirtualLoop) -> None:
+    life = Life(loop, None)
+    life.jobs.get_reported("r0").receive_heartbeat_call("a", "i1")
+    run = life.jobs.runs.get_run_driver("j", "quiet")
+    life.jobs.take_samples()
+    assert [driver.job for driver in life.jobs] == ["r0"]
+    assert run not in life.jobs.runs
+    loop.go(100)
+    life.jobs.take_samples()
+    assert list(life.jobs) == []
+    life.die()
+
+
+def test_the_end_of_a_job_ends_its_incidents_and_the_time_of_its_lost_groups(loop: VirtualLoop) -> None:
+    life = Life(loop, None)
+    a, b = formed(life, "ab")
+    a.step = 5
+    b.close()
+    beat_for(loop, [a], 8)
+    a.held = None
+    a.join()
+    beat_for(loop, [a], 8)
+    assert [incident.kind for incident in life.jobs.incidents.archive.summaries()] == [IncidentKind.LOSS]
+    a.held = HeldQuorum(a.quorum_id, HoldState.LEAVING, 5)
+    a.beat()
+    life.driver.receive_from_manager(a.session, Leave("done"))
+    a.close()
+    assert life.driver.machine.job_end.step == 6
+    life.jobs.incidents.ledger.take_lines(loop.now, 0.0)
+    loop.go(3600)
+    [c] = formed(life, "c")
+    c.held = HeldQuorum(c.quorum_id, HoldState.STANDING, 50)
+    c.beat()
+    [incident] = life.jobs.incidents.archive.summaries()
+    assert incident.step_s is not None
+    assert incident.step_s < 60
+    loop.go(1)
+    lines = map(json.loads, life.jobs.incidents.ledger.take_lines(loop.now, 0.0))
+    assert {line["group"] for line in lines} == {"c"}
+    life.die()
 
 
 def test_a_job_without_a_row_is_forgotten_without_a_write(tmp_path: Path) -> None:

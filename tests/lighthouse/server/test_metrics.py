@@ -24,7 +24,7 @@ from lighthouse_protocol.messages.run import (
 from lighthouse_protocol.messages.session import GroupCounts, GroupReport, HeldQuorum, HoldState, QuorumPhase
 from lighthouse_protocol.messages.status import LighthouseStatus, MemberState
 from lighthouse_protocol.refusals import LighthouseError, WrongState
-from tests.lighthouse.statuses import healing, job, member, status
+from tests.lighthouse.statuses import healing, job, member, run_of, status
 
 BUSY = status(
     job(
@@ -150,7 +150,7 @@ def test_times_by_job_and_kind():
     times.add_detect_time("j", IncidentKind.LOSS, 0.0)
     times.add_detect_time("j", IncidentKind.LOSS, 0.04)
     times.add_recover_time("j", IncidentKind.LOSS, 700.0)
-    seen = samples(incidents=times)
+    seen = samples(status(job(name="j")), incidents=times)
     assert seen["lighthouse_incident_detection_seconds_count", "j", "loss"] == 2
     assert seen["lighthouse_incident_detection_seconds_bucket", "j", "loss", "0.01"] == 1
     assert seen["lighthouse_incident_detection_seconds_bucket", "j", "stall", "60.0"] == 0
@@ -163,11 +163,19 @@ def test_times_by_job_and_kind():
 def test_a_job_without_an_incident_has_zeros_for_every_kind():
     times = IncidentTimes()
     times.count_opened("j", IncidentKind.LOSS)
-    seen = samples(incidents=times, jobs=["j", "new"])
+    seen = samples(status(job(name="j"), job(name="new")), incidents=times)
     counted = {kind: seen["lighthouse_incidents_total", "j", kind] for kind in IncidentKind}
     assert counted == dict.fromkeys(IncidentKind, 0) | {IncidentKind.LOSS: 1}
     assert [seen["lighthouse_incidents_total", "new", kind] for kind in IncidentKind] == [0] * len(IncidentKind)
     assert seen["lighthouse_incident_recovery_seconds_count", "new", "stall"] == 0
+
+
+def test_series_of_incidents_go_with_the_job_and_its_runs():
+    times = IncidentTimes()
+    times.count_opened("default", IncidentKind.RESTART)
+    of_run = samples(status(), incidents=times, runs=[run_of("active")])
+    assert of_run["lighthouse_incidents_total", "default", "restart"] == 1
+    assert not any("default" in labels for labels in samples(status(job(name="new")), incidents=times))
 
 
 def test_all_counters_begin_at_zero():

@@ -58,6 +58,23 @@ def test_json_is_one_object_a_line(root: logging.Logger, capsys: pytest.CaptureF
     assert (entry["logger"], entry["level"], entry["message"]) == ("x", "info", "two\nlines")
 
 
+@pytest.mark.parametrize(
+    ("said", "kept"),
+    [
+        ('API_KEY=abc"def', 'API_KEY=(removed)"def'),
+        ('sent {"API_KEY": "abc"}', 'sent {"API_KEY": "(removed)"}'),
+        ("HF_TOKEN=abc\nnext", "HF_TOKEN=(removed)\nnext"),
+    ],
+)
+def test_a_json_line_without_its_credentials_is_json(
+    root: logging.Logger, capsys: pytest.CaptureFixture[str], said: str, kept: str
+) -> None:
+    set_up_logging("info", "json")
+    logging.getLogger("x").info("%s", said, extra=event("said", words=[said]))
+    entry = json.loads(last_line(capsys))
+    assert (entry["message"], entry["words"]) == (kept, [kept])
+
+
 def test_below_the_level_nothing_is_said(root: logging.Logger, capsys: pytest.CaptureFixture[str]) -> None:
     set_up_logging("warning", "text")
     logging.getLogger("x").info("word")

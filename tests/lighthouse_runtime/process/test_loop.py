@@ -8,14 +8,17 @@ from pathlib import Path
 
 import pytest
 
+from lighthouse_protocol.refusals import Unreachable
 from lighthouse_runtime.process.loop import (
     FED_PER_TIMEOUT,
     MIN_OPEN_FILES,
     NICE,
     STATUS_EVERY_S,
     ServiceManager,
+    on_failed_callbacks,
     start_part,
 )
+from lighthouse_runtime.timing.timers import DeadlineTimer
 from tests.processes import Lighthouse, Process, eventually
 from tests.virtual_loop import VirtualLoop
 
@@ -85,6 +88,29 @@ async def test_a_part_that_fails_ends_its_daemon_unless_training_can_do_without_
         "a defect has ended the link, and this process ends with it",
     ]
     assert all(line.exc_info for line in caplog.records)
+
+
+async def test_a_timer_that_fails_ends_its_daemon(caplog: pytest.LogCaptureFixture) -> None:
+    """Errors of libraries, and refusals, are only logged, as asyncio does."""
+    statuses: list[int] = []
+    loop = asyncio.get_running_loop()
+    on_failed_callbacks(loop, statuses.append)
+
+    def fail(error: Exception) -> None:
+        raise error
+
+    loop.call_soon(fail, BlockingIOError("in a library"))
+    DeadlineTimer(lambda: fail(Unreachable("the journal cannot be written")), loop).set_after(0.0)
+    await asyncio.sleep(0.01)
+    assert statuses == []
+    DeadlineTimer(lambda: fail(KeyError("a defect")), loop).set(loop.time())
+    await asyncio.sleep(0.01)
+    assert statuses == [1]
+    assert [line.message.partition("(")[0] for line in caplog.records] == [
+        "Exception in callback test_a_timer_that_fails_ends_its_daemon.<locals>.fail",
+        "Exception in callback DeadlineTimer._fire",
+        "a defect has ended a timer or callback, and this process ends with it",
+    ]
 
 
 @pytest.fixture

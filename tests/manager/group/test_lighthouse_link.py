@@ -12,6 +12,7 @@ from lighthouse_protocol.coordinator import LeaderSearch
 from lighthouse_protocol.identity import Address
 from lighthouse_protocol.messages.membership import Participant
 from lighthouse_protocol.messages.session import Goodbye, Hello, Leave, ToManager, Welcome
+from lighthouse_protocol.refusals import NotPermitted
 from lighthouse_runtime.client.clients import AsyncLighthouseClient
 from lighthouse_runtime.timing import pacing
 from manager.group import link
@@ -94,6 +95,30 @@ async def test_a_session_that_moves_is_told_from_one_that_ends(server: StreamSer
     running.cancel()
     await asyncio.wait((running,))
     assert not group.moves[-1]
+
+
+class Refusing(AsyncLighthouseClient):
+    async def connect(self, timeout_s: float) -> None:
+        raise NotPermitted("the token has changed")
+
+
+async def test_a_second_connection_is_tried_again_after_a_refusal_and_after_a_defect(
+    server: StreamServer, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+):
+    monkeypatch.setattr(pacing, "MAX_BACKOFF_S", 0.001)
+    where = Address(LOCALHOST, server.port)
+    kinds = iter([AsyncLighthouseClient, {}.__getitem__, Refusing, AsyncLighthouseClient])
+    moving = LighthouseLink(lambda: next(kinds)(str(where)), LeaderSearch((where,)))
+    moves: list[bool] = []
+    running = asyncio.create_task(moving.run(lambda: moving.send(HELLO), lambda _: None, moves.append))
+    async with asyncio.timeout(PATIENCE_S):
+        while not moves:
+            moving.connect_second("test")
+            await asyncio.sleep(0.01)
+    running.cancel()
+    await asyncio.wait((running,))
+    assert moves[0]
+    assert "a defect has ended the attempt to open a second connection" in caplog.text
 
 
 async def test_what_could_not_connect_is_not_kept(monkeypatch: pytest.MonkeyPatch):

@@ -1,0 +1,38 @@
+"""Handlers of RPCs, called without a server."""
+
+import asyncio
+import json
+from concurrent.futures import TimeoutError as Late
+from contextlib import suppress
+from pathlib import Path
+
+from lighthouse.job.incident_driver import IncidentRegistry
+from lighthouse.job.records import Group, QuorumConfig
+from lighthouse.job.registry import JobRegistry
+from lighthouse.job.run_driver import Ports
+from lighthouse.server.services import IncidentService
+from lighthouse.store.ledger_files import LedgerFiles
+from lighthouse_protocol.messages.membership import Participant
+from lighthouse_protocol.pb.extensions.incident_pb2 import LedgerRequest
+from lighthouse_runtime.server.grpc_server import Call
+
+
+async def test_a_report_during_a_write_of_the_ledger_misses_nothing(tmp_path: Path) -> None:
+    loop = asyncio.get_running_loop()
+
+    class Files(LedgerFiles):
+        """The ledger is written right after the files have been read."""
+
+        def read(self, page: str) -> tuple[list[str], str]:
+            found = super().read(page)
+            with suppress(Late):
+                asyncio.run_coroutine_threadsafe(service.write_ledger(), loop).result(0.2)
+            return found
+
+    registry = IncidentRegistry()
+    jobs = JobRegistry(QuorumConfig(), Ports(loop, loop.time), incident_registry=registry)
+    service = IncidentService(jobs, registry, Files(tmp_path))
+    registry.ledger.observe_group("j", Group("a", "i1", 0.0, Participant("a")), loop.time() - 100)
+    answer = await service.ledger(LedgerRequest(), Call(None, "ipv4:127.0.0.1:5", {}))
+    [line] = map(json.loads, answer.lines)
+    assert line["group"] == "a"
