@@ -189,9 +189,8 @@ def test_a_quorum_is_answered_by_a_lighthouse_that_comes_late(connect: Any, kind
 def test_a_time_that_is_over_is_deadline_passed(lighthouse: Lighthouse, connect: Any, kind: type[Any]) -> None:
     with lighthouse.paused(), connect(kind, lighthouse.address) as ask:
         began_at = time.monotonic()
-        with pytest.raises((DeadlinePassed, Unreachable)) as e:
+        with pytest.raises((DeadlinePassed, Unreachable)):
             ask("status", timeout_s=0.5)
-        assert e.value.may_have_happened
         assert time.monotonic() - began_at < 15
 
 
