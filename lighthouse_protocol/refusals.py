@@ -12,11 +12,8 @@ _TOKEN = re.compile(r"(lighthouse://(?:[0-9a-fA-F]{64}|tls|insecure|[^\s.@]*(?=\
 class LighthouseError(Exception):
     """Base class of the exceptions in this module.
 
-    `may_have_happened` is True if the request may have taken effect in spite of the error. Messages are logged, so the
-    constructor removes the tokens in join strings from them.
+    Messages are logged, so the constructor removes the tokens in join strings from them.
     """
-
-    may_have_happened = False
 
     def __init__(self, message: str = "") -> None:
         super().__init__(_TOKEN.sub(r"\1....", message))
@@ -68,13 +65,9 @@ class LimitReached(LighthouseError):
 class Unreachable(LighthouseError):
     """The server cannot be reached or is shutting down."""
 
-    may_have_happened = True
-
 
 class NotLeader(Unreachable):
     """This lighthouse is not the leader and did nothing. `leader` is the leader's address, or empty if unknown."""
-
-    may_have_happened = False
 
     def __init__(self, message: str, *, leader: str = "") -> None:
         super().__init__(message)
@@ -92,10 +85,6 @@ class Untrusted(WrongProtocol):
 class DeadlinePassed(LighthouseError, TimeoutError):
     """The deadline passed before an answer arrived."""
 
-    may_have_happened = True
-
 
 class InternalError(LighthouseError):
     """The server failed because of a bug."""
-
-    may_have_happened = True

@@ -29,6 +29,7 @@ import torch
 from agent_client.state.shards import Shards, is_description, without_descriptions
 from agent_client.state.snapshot import copy_of
 from agent_client.state.tree import DTYPES, CorruptState, Json, State, assemble, disassemble
+from lighthouse_runtime.process.files import sync_folder
 
 if TYPE_CHECKING:
     from torch.distributed.checkpoint.metadata import Metadata
@@ -195,15 +196,6 @@ def write_metadata(folder: Path, parts: Mapping[int, Part]) -> None:
     metadata = _metadata(parts)
     written = [WriteResult(index, place.length, place) for index, place in metadata.storage_data.items()]
     FileSystemWriter(folder).finish(metadata, [written])
-
-
-def sync_folder(folder: Path) -> None:
-    """Flush the directory entries of a folder to disk, so that they survive a crash."""
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def _leaves(node: State, path: tuple[Any, ...]) -> Iterator[tuple[tuple[Any, ...], dict[str, Any] | None]]:

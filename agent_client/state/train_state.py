@@ -152,10 +152,6 @@ class TrainState:
         state = {key: value for key, value in self.model.state_dict().items() if key not in named}
         return [key for key, value in state.items() if key.endswith(EXTRA_STATE) or _place_of(value) in places]
 
-    @property
-    def others_begun(self) -> dict[str, Any]:
-        return self._moving["others"]  # type: ignore[return-value]
-
     def replace_others_begun(self, states: dict[str, State]) -> None:
         """Replace the copies of the additional entries that `begin_step` has made with copies of `states`."""
         self._moving["others"] = snapshot(states)

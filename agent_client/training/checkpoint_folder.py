@@ -31,7 +31,6 @@ from agent_client.state.files import (
     freeze,
     read_parts,
     read_state,
-    sync_folder,
     write_metadata,
     write_part,
 )
@@ -41,6 +40,7 @@ from agent_client.state.tree import CorruptState, State
 from agent_client.step.agent import Agent
 from lighthouse_protocol.messages.chaos import FaultKind
 from lighthouse_protocol.messages.membership import Tag
+from lighthouse_runtime.process.files import sync_folder
 
 log = logging.getLogger(__name__)
 

@@ -17,11 +17,11 @@ from lighthouse_protocol.coordinator import Coordinator, token_command
 from lighthouse_protocol.identity import Address
 from lighthouse_protocol.refusals import InvalidRequest
 from lighthouse_protocol.rules.access import FIELD as IDENTITIES_OPTION
-from lighthouse_protocol.rules.access import Identities, Principal, Role, parse_identities
+from lighthouse_protocol.rules.access import Identities, Role, parse_identities
 from lighthouse_runtime.log_event import event
 from lighthouse_runtime.net.address import own_name, served_host, split_bind
 from lighthouse_runtime.process.files import WatchedFile
-from lighthouse_runtime.security.access import ANONYMOUS, Access, Audit, CredentialAccess, FixedAccess, LoopbackAccess
+from lighthouse_runtime.security.access import ANONYMOUS, Access, Audit, CredentialAccess, LoopbackAccess, TorchftAccess
 from lighthouse_runtime.security.credentials import (
     CertificateFiles,
     Credentials,
@@ -37,7 +37,6 @@ log = logging.getLogger(__name__)
 
 
 TOLD_BEFORE_DAYS = 3
-TORCHFT = Principal("torchft", frozenset({Role.JOIN}))
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +76,7 @@ class ListenerSecurity:
                 self._identities = WatchedFile(lambda: _read_identities(path), path)
         self.grpc = self._port_security(config.bind)
         self.http = self._port_security(config.http)
-        self.torchft = FixedAccess(TORCHFT, self.audit)
+        self.torchft = TorchftAccess(self.audit)
 
     @property
     def ca_pin(self) -> str:

@@ -25,7 +25,7 @@ from lighthouse.store.file_lock import FileLock
 from lighthouse.store.records import Change, Keys, Put, Records, is_finished
 from lighthouse_protocol.refusals import InvalidRequest, WrongState
 from lighthouse_runtime.log_event import event
-from lighthouse_runtime.process.files import make_private, state_folder
+from lighthouse_runtime.process.files import make_private, state_folder, sync_folder
 
 log = logging.getLogger(__name__)
 
@@ -138,7 +138,7 @@ def create_if_empty(path: Path) -> None:
     finally:
         for leftover in (new, sibling_path(path, ".new-journal")):
             leftover.unlink(missing_ok=True)
-    _sync_folder(path.parent)
+    sync_folder(path.parent)
 
 
 def _lay_out(db: sqlite3.Connection) -> None:
@@ -149,14 +149,6 @@ def _lay_out(db: sqlite3.Connection) -> None:
     put_row(db, _KEYS.term, b"0")
     db.execute("COMMIT")
     db.execute("PRAGMA journal_mode = WAL")
-
-
-def _sync_folder(folder: Path) -> None:
-    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
 
 
 def sibling_path(path: Path, suffix: str) -> Path:

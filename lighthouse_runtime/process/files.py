@@ -43,6 +43,15 @@ def write_private(path: Path, content: bytes) -> None:
         raise
 
 
+def sync_folder(folder: Path) -> None:
+    """Flush the directory entries of a folder to disk, so that they survive a crash."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
 T = TypeVar("T")
 CHECKED_EVERY_S = 0.5
 

@@ -30,6 +30,7 @@ PROXIED = "a proxy"
 LOCAL = Principal("local", frozenset({Role.OPERATE, Role.CHAOS}))
 REMOTE = Principal("remote", frozenset({Role.JOIN, Role.VIEW}))
 ANONYMOUS = Principal("anonymous", frozenset({Role.JOIN, Role.VIEW}))  # without a token, under --insecure
+TORCHFT = Principal("torchft", frozenset({Role.JOIN}))
 
 
 @dataclass(frozen=True, slots=True)
@@ -242,15 +243,11 @@ class CredentialAccess(Access):
             return False
 
 
-class FixedAccess(Access):
-    """Access for a port whose clients cannot send a token: every caller is `principal`."""
-
-    def __init__(self, principal: Principal, audit: Audit | None = None) -> None:
-        super().__init__(audit)
-        self._principal = principal
+class TorchftAccess(Access):
+    """Access for torchft's port, whose clients cannot send a token: every caller may join."""
 
     def principal(self, caller: Caller) -> Principal:
-        return self._principal
+        return TORCHFT
 
 
 def names_in_certificate(spiffe: Iterable[str], dns: Iterable[str]) -> tuple[str, ...]:

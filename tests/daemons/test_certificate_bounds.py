@@ -38,13 +38,6 @@ OTHER_GROUP = "is bound to replica group a, and may not act as or on "
 ALL_GROUPS = "is bound to replica group a, and {} acts on all groups of a run"
 
 
-@pytest.fixture(scope="module")
-def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
-    site = Site(tmp_path_factory.mktemp("pki"))
-    with site.lighthouse:
-        yield site
-
-
 # -- as whom a certificate acts
 
 

@@ -1,13 +1,11 @@
 """Who may end things, seen from another host, where the lighthouse is insecure; test_secure.py has the rest."""
 
-from collections.abc import Iterator
-
 import pytest
 
 from lighthouse_protocol.refusals import UnknownName
 from lighthouse_protocol.rules.access import Role
 from lighthouse_runtime.client.clients import LighthouseClient, ManagerClient
-from tests.daemons.elsewhere import Elsewhere, another_host
+from tests.daemons.elsewhere import Elsewhere
 from tests.processes import LIGHTHOUSE_CODE, Lighthouse, Manager, Process
 
 EVERYWHERE = ("--bind", "[::]:0")
@@ -16,12 +14,6 @@ REMEDY = "needs a credential of role operate; "
 
 KILL_MANAGER = "import sys; from lighthouse_runtime.client.clients import ManagerClient as C\n"
 KILL_MANAGER += "C(sys.argv[1]).kill('from afar', timeout_s=10)"
-
-
-@pytest.fixture(scope="module")
-def elsewhere() -> Iterator[Elsewhere]:
-    with another_host() as host:
-        yield host
 
 
 def run_there(elsewhere: Elsewhere, code: str, *arguments: str) -> tuple[int, str]:

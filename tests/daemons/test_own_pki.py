@@ -1,6 +1,5 @@
 """A lighthouse with certificates of its user's own PKI: which gets in, what others are told, and how files change."""
 
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -22,13 +21,6 @@ from tests.own_pki import DAY, Pki
 from tests.processes import LIGHTHOUSE_CODE, LOCALHOST, Lighthouse, eventually, run_cli
 
 SECRET = "a_secret_of_a_manager_in_these_tests"
-
-
-@pytest.fixture(scope="module")
-def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
-    site = Site(tmp_path_factory.mktemp("pki"))
-    with site.lighthouse:
-        yield site
 
 
 # -- who gets in

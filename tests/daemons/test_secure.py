@@ -31,7 +31,7 @@ from lighthouse_runtime.client import connection
 from lighthouse_runtime.client.clients import LighthouseClient, ManagerClient
 from lighthouse_runtime.security.client_tls import fetch_tls
 from lighthouse_runtime.security.credentials import ROLES, Tokens, load_or_make
-from tests.daemons.elsewhere import Elsewhere, another_host
+from tests.daemons.elsewhere import Elsewhere
 from tests.daemons.secured import EVERYWHERE, Secured
 from tests.daemons.supervisors import Supervisor
 from tests.processes import LIGHTHOUSE_CODE, LOCALHOST, PATIENCE_S, Lighthouse, Manager, Process, eventually, run_cli
@@ -39,12 +39,6 @@ from tests.processes import LIGHTHOUSE_CODE, LOCALHOST, PATIENCE_S, Lighthouse, 
 SECRET = "known_to_the_group_and_to_this_test"
 SERVICE = "/lighthouse.v1.LighthouseService/"
 LOOPBACK_PEER = r"(127\.0\.0\.1|\[::1\]):\d+"
-
-
-@pytest.fixture(scope="module")
-def elsewhere() -> Iterator[Elsewhere]:
-    with another_host() as host:
-        yield host
 
 
 @pytest.fixture(scope="module")

@@ -16,7 +16,7 @@ from lighthouse_protocol.messages.hosts import HostHello, HostWelcome, StartRank
 from lighthouse_protocol.refusals import LighthouseError, Unreachable
 from lighthouse_runtime.client.clients import AsyncManagerClient
 from manager.guard.process_tree import environment
-from tests.daemons.elsewhere import Elsewhere, another_host
+from tests.daemons.elsewhere import Elsewhere
 from tests.daemons.supervisors import QUICK, SLEEP, Supervisor, restarted, runs
 from tests.processes import LIGHTHOUSE_CODE, PATIENCE_S, Lighthouse, eventually, run_cli
 
@@ -24,12 +24,6 @@ pytestmark = pytest.mark.slow
 
 OPTIONS = (*QUICK, "--termination-grace", "2s", "--nnodes", "2", "--nproc-per-node", "2")
 SECRET = {"LIGHTHOUSE_MANAGER_SECRET": "the_same_on_all_hosts_of_the_group"}
-
-
-@pytest.fixture(scope="module")
-def elsewhere() -> Iterator[Elsewhere]:
-    with another_host() as there:
-        yield there
 
 
 @pytest.fixture(scope="module")

@@ -51,7 +51,6 @@ class World:
         self.counts: Counter[str] = Counter()
         self.events = 0
         self.is_calm = False  # no more faults
-        self.is_traced = trace is not None
         self._trace = trace
         self._heap: list[tuple[float, int, Process | None, Callable[..., None], tuple[Any, ...]]] = []
         self._pushed = 0

@@ -419,12 +419,6 @@ def test_a_problem_that_does_not_fit_into_the_header_ends_no_copies(
     assert rank.restart() == 3
 
 
-def test_after_a_divergence_nothing_is_left(rank: Rank) -> None:
-    trained(rank, 3)
-    rank.keeper.clear()
-    assert rank.restart() is None
-
-
 def test_after_a_divergence_the_healed_state_of_the_same_step_is_kept(rank: Rank) -> None:
     trained(rank, 3)
     rank.keeper.clear()

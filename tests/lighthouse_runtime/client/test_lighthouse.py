@@ -112,7 +112,7 @@ def test_every_rpc_of_a_manager(lighthouse: Lighthouse, connect: Any, kind: type
             answer = ask("quorum", 0, 3, "here", timeout_s=30, tag_quorum_id=1)
             assert (answer.replica_ids, answer.max_step, answer.heals) == (("a",), 3, False)
             assert ask("checkpoint_address", 0, 3) == "here"
-            assert ask("should_commit", 0, 3, True, timeout_s=30, quorum_id=answer.quorum_id) is True
+            assert ask("vote", 0, 3, True, timeout_s=30, quorum_id=answer.quorum_id).commit is True
             ask("quorum", 0, 4, timeout_s=30)
             assert ask("vote", 0, 4, True, timeout_s=30).commit is True
             assert ask("status").commits == 2
@@ -189,9 +189,8 @@ def test_a_quorum_is_answered_by_a_lighthouse_that_comes_late(connect: Any, kind
 def test_a_time_that_is_over_is_deadline_passed(lighthouse: Lighthouse, connect: Any, kind: type[Any]) -> None:
     with lighthouse.paused(), connect(kind, lighthouse.address) as ask:
         began_at = time.monotonic()
-        with pytest.raises((DeadlinePassed, Unreachable)) as e:
+        with pytest.raises((DeadlinePassed, Unreachable)):
             ask("status", timeout_s=0.5)
-        assert e.value.may_have_happened
         assert time.monotonic() - began_at < 15
 
 

@@ -57,7 +57,6 @@ class Group:
         self._script_ends_at: int | None = None
         self.ends_asking = False  # its script begins one step more than it does
         self.ended_at: float | None = None
-        self._lives = 0
         self._stays_down = False
         self._restart_at: float | None = None
         self.must_agree = False
@@ -114,7 +113,6 @@ class Group:
         self.network.boot(self.host)
         if self._manager is None or not self._manager.is_up:
             self._end_ranks()
-            self._lives += 1
             life = f"{self.name}-{self._number()}"
             self._manager = TorchftManager(self, life) if self.is_torchft else ManagerProcess(self, life)
             self.manager.log("starts")
@@ -201,7 +199,6 @@ class Group:
 
     def _start_manager(self, old: "ManagerProcess | TorchftManager") -> None:
         if self._manager is old and not self.has_gone and self._restart_at is None:
-            self._lives += 1
             self._manager = ManagerProcess(self, f"{self.name}-{self._number()}")
             self.manager.log("starts below its ranks")
             for rank in self.ranks:  # it cannot tell the mates of one that it has never met

@@ -28,7 +28,6 @@ REFUSALS = (DuplicateReplica, NotPermitted)
 class Checkers:
     def __init__(self, simulation: "RunSimulation") -> None:
         self._simulation = simulation
-        self.era = 0
         self.named: dict[int, Generation] = {}
         self.newest: Generation | None = None
         self.formed_at = 0.0
@@ -60,7 +59,6 @@ class Checkers:
             violated("G5", f"{rank.rank} is started by a supervisor that came after the stop")
 
     def journal_lost(self) -> None:
-        self.era += 1
         self.named, self.newest, self.stop, self.completed_at = {}, None, None, None
         self.over_at, self._named_once, self._keys, self.heard_of, self._unwritten = {}, set(), {}, {}, set()
         self._lifted, self._durable = [], None

@@ -41,7 +41,6 @@ class RankProcess(Process):
         self.told: int | None = None
         self.born_at = self.world.now
         self.is_hung = False
-        self._is_ending = False
         self._session = 0
         self._queued: list[Any] = []
         self._timer = Timer(self, self._tick)
