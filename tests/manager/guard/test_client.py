@@ -53,7 +53,8 @@ async def test_both_outputs_go_to_the_log_in_order_to_their_end(guard: GuardClie
 async def test_a_log_that_cannot_be_written_is_told(guard: GuardClient) -> None:
     ended = await run(guard, "true", log=Path("/proc/no/such.log"))
     assert ended.status == 127
-    assert "cannot run true: " in ended.output[0]
+    assert ended.output[0].startswith("cannot open its log file (--log-dir): ")
+    assert "/proc/no" in ended.output[0]
 
 
 async def test_what_it_has_written_so_far(guard: GuardClient) -> None:
