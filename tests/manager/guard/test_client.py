@@ -6,6 +6,7 @@ import os
 import signal
 from collections.abc import AsyncIterator
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
@@ -48,6 +49,18 @@ async def test_both_outputs_go_to_the_log_in_order_to_their_end(guard: GuardClie
     ended = await run(guard, "sh", "-c", "echo one; echo two >&2; seq 20000", log=log)
     assert ended.output[-1] == "20000"
     assert log.read_text() == "one\ntwo\n" + "".join(f"{i}\n" for i in range(1, 20001))
+
+
+async def test_a_guard_that_does_not_exit_is_killed_and_logged_once(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(client, "END_TIMEOUT_S", 0.0)
+    guard = GuardClient()
+    process = guard._process  # pyright: ignore[reportPrivateUsage]
+    monkeypatch.setattr(process, "poll", Mock(side_effect=[None] * 5 + [-9] * 5))
+    await guard.stop()
+    assert [record.message for record in caplog.records] == [f"the guard (pid {guard.pid}) does not exit; killing it"]
+    process.wait(PATIENCE_S)
 
 
 async def test_a_log_that_cannot_be_written_is_told(guard: GuardClient) -> None:
