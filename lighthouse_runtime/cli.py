@@ -241,6 +241,14 @@ def from_options(config: type[C], values: dict[str, Any]) -> C:
         raise click.UsageError(str(e)) from None
 
 
+class _Option(click.Option):
+    """An option whose errors name the environment variables from which a wrong value may come."""
+
+    def get_error_hint(self, ctx: click.Context | None) -> str:
+        assert isinstance(self.envvar, list)
+        return f"{super().get_error_hint(ctx)} (env: {', '.join(self.envvar)})"
+
+
 def _option(field: dataclasses.Field[Any], prefix: str) -> Callable[[F], F]:
     about, is_required = field.metadata, field.default is dataclasses.MISSING
     names = variables(field, prefix)
@@ -250,13 +258,14 @@ def _option(field: dataclasses.Field[Any], prefix: str) -> Callable[[F], F]:
     return click.option(
         option_name(field),
         field.name,
+        cls=_Option,
         type=about["kind"],
         is_flag=field.default is False,
         required=is_required,
         **({} if is_required else {"default": default}),  # an explicit None would satisfy `required`
         show_default=not is_required and field.default is not None and field.default is not False,
         envvar=names,
-        show_envvar=False,
+        show_envvar=False,  # the help text names them
         metavar=about["metavar"],
         help=f"{about['text']}  [env: {', '.join(names)}]",
     )

@@ -31,7 +31,14 @@ from lighthouse.cli.options import ClientOptions, client_options
 from lighthouse_protocol.identity import parse_address
 from lighthouse_protocol.messages.chaos import FaultKind
 from lighthouse_protocol.messages.status import JobStatus
-from lighthouse_protocol.refusals import DeadlinePassed, LighthouseError, NotPermitted, UnknownName, Unreachable
+from lighthouse_protocol.refusals import (
+    DeadlinePassed,
+    InvalidRequest,
+    LighthouseError,
+    NotPermitted,
+    UnknownName,
+    Unreachable,
+)
 from lighthouse_protocol.rules.access import Role
 from lighthouse_runtime.cli import Duration, format_duration
 from lighthouse_runtime.client.clients import AsyncLighthouseClient, LighthouseClient
@@ -76,9 +83,10 @@ def chaos(
     recovered, or --verify found nothing to compare after a fault.
     """
     seed = random.randrange(MAX_SEED) if seed is None else seed
-    if not mtbf:
-        raise click.UsageError("--mtbf must be longer than 0 s")
-    chosen = parse_kinds(kinds)
+    try:
+        chosen = parse_kinds(kinds)
+    except InvalidRequest as e:
+        raise click.UsageError(str(e)) from None
     with given.connect(role=Role.CHAOS) as client:
         job = _status(client, given)
         targets = ranks_of(job)

@@ -124,7 +124,7 @@ def write_bundle(path: Path, parts: Iterable[Part], limit_s: float) -> list[str]
     """Read all parts in parallel and write them to an archive. Leave no partial file after an error or Ctrl-C.
 
     Args:
-        path: The archive to create.
+        path: The archive to create. A regular file of this name is replaced.
         parts: Files of the archive. If one cannot be read, NAME.error.txt gives the reason.
         limit_s: Time limit in seconds for each part.
 
@@ -132,12 +132,15 @@ def write_bundle(path: Path, parts: Iterable[Part], limit_s: float) -> list[str]
         The names of the parts that could not be read.
 
     Raises:
-        InvalidRequest: If the archive cannot be written.
+        InvalidRequest: If the archive cannot be written, or `path` is a device or a pipe.
     """
     reading = [(part, BackgroundRead(part.name, part.read, limit_s)) for part in parts]
     failed: list[str] = []
     temporary: Path | None = None
     try:
+        if path.exists() and not path.is_file():  # replacing /dev/null would harm the whole host
+            raise InvalidRequest(f"{path} is not a regular file; name another file", field="--out")
+        path = path.resolve()  # to write the target of a link, instead of replacing the link
         with (
             tempfile.NamedTemporaryFile(dir=path.parent, prefix=f".{path.name}.", delete=False) as file,
             tarfile.open(fileobj=file, mode="w:gz") as tar,

@@ -191,4 +191,5 @@ def stacks(given: ClientOptions, ranks: tuple[str, ...]) -> None:
     """
     with given.connect() as client:
         gathered = client.stacks(ranks, timeout_s=given.timeout)
-    given.show(gathered_document(gathered), lambda _: gathered_lines(gathered))
+    lines = list(gathered_lines(gathered)) or [Text("no rank is in a quorum; `lighthouse status` shows why")]
+    given.show(gathered_document(gathered), lambda _: lines)

@@ -13,7 +13,7 @@ from rich.text import Text
 
 from lighthouse.cli.layout import Column, table
 from lighthouse.cli.options import EVERY_JOB, ClientOptions, client_options, read_coordinator
-from lighthouse.cli.report_page import count_of, headline, hours, means, model_text, page, period
+from lighthouse.cli.report_page import count_of, headline, hours, means, model_text, page, title
 from lighthouse.cli.tables import wrapped
 from lighthouse.job.costs import LOST, Report, Seconds, add_up
 from lighthouse.job.ledger import CAUSES, Cause
@@ -150,7 +150,8 @@ def _pages(read: "Callable[[str], tuple[list[str] | tuple[str, ...], str]]", fir
 
 def text(costs: Report, width: int) -> Iterator[Text]:
     """Return the report as lines of text."""
-    yield from wrapped(Text(f"{f'job {costs.job}, ' if costs.job else ''}{period(costs)}", "bold"), width)
+    if title(costs):
+        yield from wrapped(Text(title(costs), "bold"), width)
     yield from wrapped(Text(headline(costs)), width)
     if not costs.group_s:
         return

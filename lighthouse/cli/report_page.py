@@ -23,15 +23,19 @@ MEANING = {
 
 def page(costs: Report) -> str:
     """Return the report as an HTML document."""
-    job = f"job {costs.job}, " if costs.job else ""
     style = resources.files(__package__ or "").joinpath("report.css").read_text(encoding="utf-8")
     return (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
         f"<title>What failures cost</title><style>{style}</style></head><body><h1>What failures cost</h1>"
-        f'<p class="soft">{escape(job + period(costs))}</p><p>{headline(costs)}</p>'
+        f'<p class="soft">{escape(title(costs))}</p><p>{headline(costs)}</p>'
         f"{''.join(_body(costs)) if costs.group_s else ''}</body></html>\n"
     )
+
+
+def title(costs: Report) -> str:
+    """Return the job and the period. Without records, a period that the caller has not chosen does not exist."""
+    return ", ".join([f"job {costs.job}"] * bool(costs.job) + [period(costs)] * bool(costs.until_unix_s))
 
 
 def period(costs: Report) -> str:

@@ -24,6 +24,8 @@ from lighthouse_protocol.limits import (
     DEFAULT_RUN,
     JOB_METADATA_KEY,
     LEADER_METADATA_KEY,
+    LIGHTHOUSE_HTTP_PORT,
+    LIGHTHOUSE_PORT,
     MAX_REQUEST_BYTES,
     MAX_RESPONSE_BYTES,
     REFUSAL_METADATA_KEY,
@@ -217,9 +219,11 @@ def _unreachable(address: str, details: str, asked: Coordinator | None) -> Unrea
         return Unreachable(refused_client_message(address, asked.files))
     if details.startswith("failed to connect") and "Socket closed" in details:
         command = token_command(port_of(address), "join")
+        of_http = f"; by default {LIGHTHOUSE_HTTP_PORT} is the port of its web page, and {LIGHTHOUSE_PORT} that of gRPC"
         return Unreachable(
             f"{address} is unreachable: it closes connections at once, as a lighthouse with TLS does to clients "
             f"without TLS; pass its join string, which {command} prints on its host, or --tls-ca for your own PKI"
+            f"{of_http if port_of(address) == LIGHTHOUSE_HTTP_PORT else ''}"
         )
     return Unreachable(f"{address} is unreachable: {details}")
 

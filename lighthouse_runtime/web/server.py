@@ -6,6 +6,7 @@ than MAX_CONNECTIONS, the server closes a connection of the host with the most, 
 
 import asyncio
 import dataclasses
+import errno
 import functools
 import gzip
 import json
@@ -22,6 +23,7 @@ from aiohttp.http_exceptions import HttpProcessingError
 from lighthouse_protocol.refusals import InvalidRequest, LighthouseError
 from lighthouse_runtime.log_event import event
 from lighthouse_runtime.net.address import listening_socket, split_bind
+from lighthouse_runtime.process.children import describe_listener
 from lighthouse_runtime.server.grpc_server import Call
 from lighthouse_runtime.timing.pacing import Snapshots, SparseLog
 from lighthouse_runtime.web.control import JSON_HEADERS, Handler, HttpControl, HttpGuard, refused
@@ -281,10 +283,13 @@ class HttpServer:
 
     async def start(self, bind: str, tls: ssl.SSLContext | None = None) -> int:
         """Listen on `bind` (HOST:PORT), with HTTPS if `tls` is given. Return the port, or raise InvalidRequest."""
+        host, port = split_bind(bind, "--http")
         try:
-            listener = listening_socket(*split_bind(bind, "--http"))
+            listener = listening_socket(host, port)
         except OSError as e:
-            raise InvalidRequest(f"cannot listen on {bind}: {e.strerror or e}; choose another", field="--http") from e
+            is_taken = e.errno == errno.EADDRINUSE
+            why = f"the port is in use by {describe_listener(port)}" if is_taken else e.strerror or e
+            raise InvalidRequest(f"cannot listen on {bind}: {why}; choose another", field="--http") from e
         await self._runner.setup()
         self._listener = await asyncio.get_running_loop().create_server(
             self._connect, sock=listener, ssl=tls, ssl_handshake_timeout=HEADERS_WITHIN_S if tls is not None else None

@@ -9,6 +9,7 @@ import asyncio
 import itertools
 import json
 import logging
+import math
 import os
 import signal
 import socket
@@ -204,6 +205,7 @@ class GuardClient:
             if asyncio.get_running_loop().time() >= ends_at:
                 log.error("the guard (pid %d) does not exit; killing it", self.pid, extra=event("guard_killed"))
                 self._process.kill()
+                ends_at = math.inf
             await asyncio.sleep(0.005)
         return status
 

@@ -116,14 +116,16 @@ class Guard:
 
     def _start(self, order: dict[str, Any]) -> None:
         number, label = order["start"], order["label"]
+        failure = "cannot open its log file (--log-dir)"
         try:
             error_file = self._folder / f"{number}.json"
             child = Child(number, label, order["is_shown"], order["log"], error_file, is_users=not order["has_input"])
             if text := child.open_log():
                 self._print(label, text)
+            failure = f"cannot run {order['argv'][0]}"
             child.spawn(order["argv"], order["env"], has_input=order["has_input"])
         except (OSError, subprocess.SubprocessError) as e:
-            text = _sendable(f"cannot run {order['argv'][0]}: {e}")
+            text = _sendable(f"{failure}: {e}")
             self._print(label, text)
             self._send({"ended": number, "status": 127, "output": [text], "error": "", "why": ""})
             return

@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from lighthouse_protocol.identity import Address, parse_address
+from lighthouse_protocol.limits import STORE_PORT_OFFSET
 from lighthouse_protocol.messages import hosts
 from lighthouse_protocol.messages.hosts import GroupEnded, HaltRanks, StartRanks
 from lighthouse_protocol.messages.incident import ProcessSnapshot
@@ -235,12 +236,18 @@ _PORT_STEP = 100  # distance from this group's ports to the free ports that an e
 
 
 def check_ports(launch: Launch) -> None:
-    """Raise InvalidRequest if the port of the manager or of the group's store is taken.
+    """Raise InvalidRequest if the port of the manager or of the group's store is taken, or if both have the same.
 
     The message names the processes that use these ports, and options with which the group can start.
     """
     settings, torchrun = launch.settings, launch.torchrun
     (host, port), store_port = split_bind(launch.config.bind, "--bind"), settings.chosen_store_port
+    if launch.serves_store and port == store_port:
+        raise InvalidRequest(
+            f"the manager and the group's store would both listen on {port}; the store's port is --store-port, by "
+            f"default --master-port + {STORE_PORT_OFFSET}. Give another --bind",
+            field="--bind",
+        )
     needed = {"manager": (host, port)} | ({"group's store": ("::", store_port)} if launch.serves_store else {})
     taken = {who: number for who, (where, number) in needed.items() if is_port_taken(where, number)}
     if not taken:

@@ -21,7 +21,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from lighthouse_protocol.identity import Address
-from lighthouse_protocol.limits import SECRET_BYTES, STORE_PORT_OFFSET
+from lighthouse_protocol.limits import DEFAULT_JOB, DEFAULT_RUN, SECRET_BYTES, STORE_PORT_OFFSET
 from lighthouse_protocol.messages.hosts import GroupEnded
 from lighthouse_protocol.messages.incident import ProcessSnapshot
 from lighthouse_protocol.messages.preemption import PreemptionNotice
@@ -40,6 +40,7 @@ from manager.supervisor.config import SupervisorConfig
 from manager.supervisor.keepers import Keepers
 from manager.supervisor.lighthouse_link import Supervisor, SupervisorLink
 from manager.supervisor.rules.events import CheckFailed, RankEnded
+from manager.supervisor.rules.machine import STOPPED_STATUS
 from manager.supervisor.rules.plan import LaunchPlan, Torchrun, failure_behind
 from manager.supervisor.rules.restart_policy import describe_status
 
@@ -322,8 +323,9 @@ class HostSupervisor(ABC):
             over = await self._over
             systemd.stopping()
             is_expected = over.status in (0, 128 + signal.SIGTERM) or self._signals
+            why = over.why if is_expected or over.status != STOPPED_STATUS else f"{over.why}; {self._resume_hint()}"
             (log.info if is_expected else log.error)(
-                "exits with %d: %s", over.status, over.why, extra=event("supervisor_ends", status=over.status)
+                "exits with %d: %s", over.status, why, extra=event("supervisor_ends", status=over.status)
             )
             await self._end(over)
             return over.status
@@ -333,6 +335,12 @@ class HostSupervisor(ABC):
             await self._close()
             await self._guard.stop()
             systemd.close()
+
+    def _resume_hint(self) -> str:
+        """Return how to train again. A supervisor that starts while the run is stopped exits at once."""
+        run, job = self._launch.settings.run_id, self._launch.config.job
+        options = f"{'' if run == DEFAULT_RUN else f' --run {run}'}{'' if job == DEFAULT_JOB else f' --job {job}'}"
+        return f"the run stays stopped until `lighthouse resume{options}`; then start its supervisors again"
 
     @abstractmethod
     def _state(self) -> str:

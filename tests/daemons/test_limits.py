@@ -238,3 +238,16 @@ async def _code_soon(call: Any) -> grpc.StatusCode | None:
             return await call.code()
     except TimeoutError:
         return None
+
+
+async def test_a_reused_status_has_the_time_of_its_answer(monkeypatch: pytest.MonkeyPatch):
+    async with served() as lighthouse:
+        client = lighthouse.client()
+        monkeypatch.setattr("lighthouse_runtime.timing.pacing.CHEAP_S", -1.0)  # so that each answer is reused
+        monkeypatch.setattr("lighthouse_runtime.timing.pacing.LOOP_SHARE", 1e-9)
+        first = await client.status()
+        asked_at = time.time()
+        second = await client.status()
+        await client.close()
+    assert second.uptime_s == first.uptime_s, "a reused answer"
+    assert second.now_unix_s >= asked_at

@@ -52,6 +52,7 @@ class TestStopsTheRun:
                 client.stop_run("out of money")
                 assert supervisor.wait() == 130
                 assert "the run is stopped: out of money" in supervisor.log()
+                assert "until `lighthouse resume --run asked`" in supervisor.log()
             client.resume_run()
         with Supervisor(lighthouse.address, "--run-id", "asked", command="true") as again:
             assert again.wait() == 0

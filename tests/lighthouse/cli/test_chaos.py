@@ -21,6 +21,14 @@ def test_it_goes_on_when_the_lighthouse_is_back(fake, run, error: LighthouseErro
     assert len(fake.calls) >= 4
 
 
+@pytest.mark.parametrize("options", [("--kinds", "clock"), ("--kinds", "kil"), ("--mtbf", "0s")])
+def test_a_wrong_command_line_is_status_2(fake, run, options: tuple[str, str]):
+    result = run(chaos, *options)
+    assert result.exit_code == 2
+    assert options[0] in result.stderr
+    assert not fake.calls
+
+
 def test_it_ends_when_it_may_not_look(fake, run):
     fake.answers = [STATUS, NotPermitted("no role")]
     result = run(chaos, *NO_FAULT)

@@ -139,6 +139,23 @@ def test_a_file_that_cannot_be_written_is_named(tmp_path: Path) -> None:
         write_bundle(tmp_path / "no" / "b.tar.gz", [], 1.0)
 
 
+def test_a_pipe_or_a_device_is_not_replaced(tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    with pytest.raises(InvalidRequest, match=r"--out: .*/pipe is not a regular file; name another file"):
+        write_bundle(pipe, [], 1.0)
+    assert pipe.is_fifo()
+
+
+def test_a_link_stays_and_its_target_is_written(tmp_path: Path) -> None:
+    link, target = tmp_path / "link", tmp_path / "target"
+    target.touch()
+    link.symlink_to(target)
+    write_bundle(link, [Part("there", lambda: b"x")], PATIENCE_S)
+    assert link.is_symlink()
+    assert contents(target) == {"there": b"x"}
+
+
 def test_ctrl_c_leaves_no_file(tmp_path: Path) -> None:
     released = threading.Event()
 

@@ -178,6 +178,11 @@ def test_stacks_of_some_ranks(fake, run):
     assert (asked["ranks"], asked["job"], asked["timeout_s"]) == (("b/1", "c"), "j", 15.0)
 
 
+def test_stacks_without_a_rank_say_so(fake, run):
+    fake.gathered = Gathered(())
+    assert run(stacks_command).output.startswith("no rank is in a quorum; ")
+
+
 def test_a_recorder_that_is_no_list_is_shown_as_it_is(fake, run):
     fake.gathered = Gathered((member("b/1", flight_recorder="not JSON"), member("b/2", flight_recorder='{"a": 1}')))
     told = run(stacks_command).output

@@ -129,8 +129,10 @@ def test_an_empty_history(fake, run, tmp_path):
     page = tmp_path / "r.html"
     result = run(report_command, "--output", str(page))
     assert result.exit_code == 0
-    assert EMPTY in result.output
+    assert result.output.splitlines()[-1] == EMPTY
     assert EMPTY in page.read_text()
+    assert "1970" not in result.output + page.read_text()
+    assert run(report_command, "--job", "j").output == f"job j\n{EMPTY}\n"
     assert json.loads(run(report_command, "--json").stdout)["goodput"] is None
 
 

@@ -141,7 +141,7 @@ def test_a_variable_stands_for_its_option_and_the_first_one_counts() -> None:
 
 def test_a_missing_option_is_named() -> None:
     status, output = run()
-    assert (status, "Missing option '--name'" in output) == (2, True)
+    assert (status, "Missing option '--name' (env: " in output) == (2, True)
 
 
 def test_settings_that_do_not_fit_are_a_usage_error() -> None:

@@ -58,6 +58,13 @@ def test_without_a_word_of_ours(status: grpc.StatusCode, details: str, kind: typ
     assert words in str(error)
 
 
+@pytest.mark.parametrize(("address", "is_web_page"), [("h:29511", True), ("h:29510", False)])
+def test_a_port_with_tls_may_be_that_of_the_web_page(address: str, is_web_page: bool) -> None:
+    error = refusal(failed(S.UNAVAILABLE, FAILED + "UNAVAILABLE: ipv4:127.0.0.1:3: Socket closed"), address, 2.0)
+    assert "as a lighthouse with TLS does to clients without TLS" in str(error)
+    assert ("29511 is the port of its web page, and 29510 that of gRPC" in str(error)) is is_web_page
+
+
 def test_a_refusal_of_ours_is_that() -> None:
     error = refusal(failed(S.FAILED_PRECONDITION, "step: is odd", is_ours=True), "h:1", 2.0)
     assert (type(error), str(error)) == (WrongState, "step: is odd")

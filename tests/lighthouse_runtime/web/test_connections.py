@@ -1,11 +1,13 @@
 """HTTP connections that ask for nothing, and too many of them: cut, so that the others are served."""
 
 import asyncio
+import os
 from collections.abc import AsyncIterator
 
 import aiohttp
 import pytest
 
+from lighthouse_protocol.refusals import InvalidRequest
 from lighthouse_runtime.security.access import LocalOperatorAccess
 from lighthouse_runtime.web import server
 from lighthouse_runtime.web.control import HttpGuard
@@ -61,3 +63,11 @@ async def test_beyond_the_limit_the_oldest_is_cut_and_the_newest_is_served(
         writer.close()
         await writer.wait_closed()
     await http.stop()
+
+
+async def test_a_port_that_is_taken_is_refused_with_its_process(port: int):
+    other = HttpServer(HttpSide(lambda: True, lambda: (b"", "text/plain"), dict, HttpGuard(LocalOperatorAccess())))
+    with pytest.raises(InvalidRequest) as refused:
+        await other.start(f"127.0.0.1:{port}")
+    who = f"the port is in use by process {os.getpid()} ("
+    assert str(refused.value).startswith(f"--http: cannot listen on 127.0.0.1:{port}: {who}")

@@ -6,6 +6,7 @@ import os
 import signal
 from collections.abc import AsyncIterator
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
@@ -50,10 +51,23 @@ async def test_both_outputs_go_to_the_log_in_order_to_their_end(guard: GuardClie
     assert log.read_text() == "one\ntwo\n" + "".join(f"{i}\n" for i in range(1, 20001))
 
 
+async def test_a_guard_that_does_not_exit_is_killed_and_logged_once(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(client, "END_TIMEOUT_S", 0.0)
+    guard = GuardClient()
+    process = guard._process  # pyright: ignore[reportPrivateUsage]
+    monkeypatch.setattr(process, "poll", Mock(side_effect=[None] * 5 + [-9] * 5))
+    await guard.stop()
+    assert [record.message for record in caplog.records] == [f"the guard (pid {guard.pid}) does not exit; killing it"]
+    process.wait(PATIENCE_S)
+
+
 async def test_a_log_that_cannot_be_written_is_told(guard: GuardClient) -> None:
     ended = await run(guard, "true", log=Path("/proc/no/such.log"))
     assert ended.status == 127
-    assert "cannot run true: " in ended.output[0]
+    assert ended.output[0].startswith("cannot open its log file (--log-dir): ")
+    assert "/proc/no" in ended.output[0]
 
 
 async def test_what_it_has_written_so_far(guard: GuardClient) -> None:

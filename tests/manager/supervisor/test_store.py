@@ -33,6 +33,13 @@ def test_free_ports_are_fine() -> None:
     check_ports(launch(free_port(""), store_port=free_port("")))
 
 
+def test_the_manager_and_the_store_have_different_ports() -> None:
+    assert refusal(launch(29522, master_port=29520)).startswith(
+        "--bind: the manager and the group's store would both listen on 29522; "
+    )
+    check_ports(launch(port := free_port(""), store="coordinator:29400", store_port=port))
+
+
 class TestTaken:
     @pytest.fixture
     def port(self) -> Iterator[int]:
