@@ -190,6 +190,7 @@ class AsyncLighthouseClient(_LighthouseMethods, AsyncClient):
 class _ManagerMethods:
     quorum = Method(rpcs.quorum)
     checkpoint_address = Method(rpcs.checkpoint_address)
+    should_commit = Method(rpcs.should_commit)
     vote = Method(rpcs.vote)
     report = Method(rpcs.report)
     kill = Method(rpcs.manager_kill)

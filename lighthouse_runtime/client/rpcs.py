@@ -350,6 +350,20 @@ def vote(
     )
 
 
+def should_commit(
+    group_rank: int, step: int, vote: bool, *, timeout_s: float, quorum_id: int | None = None
+) -> Rpc[bool]:
+    """Vote like vote(), but return only whether the group commits the step."""
+    return Rpc(
+        MANAGER + "ShouldCommit",
+        manager_pb2.ShouldCommitRequest(rank=group_rank, step=step, should_commit=vote, quorum_id=quorum_id),
+        manager_pb2.ShouldCommitResponse,
+        lambda answer: documented.vote_from_native(answer).commit,
+        timeout_s,
+        wait_for_ready=True,
+    )
+
+
 def report(
     group_rank: int,
     rank_incarnation: str,

@@ -16,7 +16,7 @@ from tests.processes import LOCALHOST, Lighthouse
 
 CALLS_OF_A_RANK: dict[str, Callable[[Any], Any]] = {
     "Quorum": lambda client: client.quorum(0, 7, "http://stranger:1", timeout_s=5),
-    "ShouldCommit": lambda client: client.vote(0, 7, True, timeout_s=5),
+    "ShouldCommit": lambda client: client.should_commit(0, 7, True, timeout_s=5),
     "Report": lambda client: client.report(0, "i", "a stranger says so", ends_group=True, timeout_s=5),
     "Kill": lambda client: client.kill("a stranger says so", timeout_s=5),
 }

@@ -356,7 +356,7 @@ def test_c4_a_watch_in_a_ranks_name_is_refused_and_ends_none(manager: Manager, s
         with pytest.raises(NotPermitted):
             next(stranger.watch(WatchHello(0, "of a stranger")))
         ours.quorum(0, 0, "http://rank:1", timeout_s=PATIENCE_S)
-        assert ours.vote(0, 0, True, timeout_s=PATIENCE_S).commit
+        assert ours.should_commit(0, 0, True, timeout_s=PATIENCE_S)
         watch.cancel()
 
 

@@ -78,14 +78,14 @@ def seconds(function: Callable[[], Any]) -> float:
 
 def test_defect_1_a_killed_voter_has_not_voted() -> None:
     code = "import sys; from lighthouse_runtime.client.clients import ManagerClient as C\n"
-    code += f"C(sys.argv[1]).vote(0, 21, True, timeout_s={LONG_S})"
+    code += f"C(sys.argv[1]).should_commit(0, 21, True, timeout_s={LONG_S})"
     with Manager("127.0.0.1:1", ranks=2) as process, ManagerClient(process.address) as manager:
         with Process(code, [process.address]) as voter:
             eventually(lambda: manager.status().phase == "voting", "rank 0 has voted")
             voter.kill()
         eventually(lambda: manager.status().phase == "idle", "its vote is gone")
         with pytest.raises(DeadlinePassed):
-            manager.vote(1, 21, True, timeout_s=0.5)
+            manager.should_commit(1, 21, True, timeout_s=0.5)
 
 
 # -- 3: who has gone is not handed out
@@ -184,7 +184,7 @@ def test_defect_10_a_lighthouse_that_is_away_is_told_before_the_deadline(pool: T
 
 def test_defect_15_sigterm_tells_every_waiting_rank_why(pool: ThreadPoolExecutor) -> None:
     with Manager("127.0.0.1:1", ranks=3) as process, ManagerClient(process.address) as manager:
-        vote = pool.submit(manager.vote, 2, 0, True, timeout_s=LONG_S)
+        vote = pool.submit(manager.should_commit, 2, 0, True, timeout_s=LONG_S)
         eventually(lambda: manager.status().phase == "voting", "rank 2 has voted")
         answers = [pool.submit(manager.quorum, rank, 0, timeout_s=LONG_S) for rank in range(2)]
         wait_for_ranks(manager, 0, 1)

@@ -112,7 +112,7 @@ def test_every_rpc_of_a_manager(lighthouse: Lighthouse, connect: Any, kind: type
             answer = ask("quorum", 0, 3, "here", timeout_s=30, tag_quorum_id=1)
             assert (answer.replica_ids, answer.max_step, answer.heals) == (("a",), 3, False)
             assert ask("checkpoint_address", 0, 3) == "here"
-            assert ask("vote", 0, 3, True, timeout_s=30, quorum_id=answer.quorum_id).commit is True
+            assert ask("should_commit", 0, 3, True, timeout_s=30, quorum_id=answer.quorum_id) is True
             ask("quorum", 0, 4, timeout_s=30)
             assert ask("vote", 0, 4, True, timeout_s=30).commit is True
             assert ask("status").commits == 2
