@@ -145,7 +145,7 @@ def stragglers(job: Job) -> list[Group]:
 
 
 def leaves_holders_behind(job: Job) -> bool:
-    """Return whether no candidate holds the state of the last quorum, and a connected member that may has not joined."""
+    """Return whether no candidate holds the last quorum's state, and a connected member that may has not joined."""
     members = [group.participant for group in job.joins.list_candidates() if group.is_participant]
     has_holder = any(member is not None and member.step >= job.max_step for member in members)
     return not has_holder and any(group.is_participant and group.is_connected for group in stragglers(job))
