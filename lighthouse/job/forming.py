@@ -11,14 +11,14 @@ order, after every event and tick:
 5. Otherwise it waits for the stragglers, the healthy groups that have not joined, until `join_timeout_s` after the
    first join. A straggler that misses this timeout no longer counts as healthy until it joins. While a member is alive,
    a newcomer's join does not start the timeout: the members are running a step, and a long step is not a fault. If
-   the candidates would begin a branch although a connected member may hold a newer state (lineage.py, rule 3), the
-   timeout is EARLIER_COUNTS_FOR_S instead: until then, the member's state would win over the branch anyway.
+   no candidate is a member that holds the state of the last quorum, but a connected straggler is, the timeout is
+   EARLIER_COUNTS_FOR_S: the straggler's state would win over a branch until then (lineage.py, rule 3).
 6. If the quorum size is limited (`active`), surplus groups wait as spares. A spare replaces a lost member only after
    `last_call_s`, so that a group that returns in time keeps its place. A call that is about to expire ends this wait
    early, as in rule 7.
 7. If more than half of the healthy groups are candidates, the quorum forms `deadline_margin_s` before the first pending
    call expires, so that one straggler cannot make all calls expire. While a member is alive, only the members' calls
-   count, because the call of a spare is always pending. No branch begins in this way.
+   count, because the call of a spare is always pending. This does not apply while rule 5 waits for a holder.
 
 A standing quorum takes precedence over these rules. Its members train for many steps without joining again. Each holds
 a lease, the time for which it may start steps without contacting the lighthouse (standing.py). While the quorum stands,
@@ -91,7 +91,12 @@ def decide(job: Job, now: float) -> Decision:
     if candidates >= config.min_replicas and size >= config.min_replicas:
         deadline_at = timer.deadline_at
         answer_by = math.inf if deadline_at is None else deadline_at - config.deadline_margin_s
-        if since is not None and missed_at is not None and now >= min(missed_at, answer_by) and would_begin_branch(job):
+        if (
+            since is not None
+            and missed_at is not None
+            and now >= min(missed_at, answer_by)
+            and leaves_holders_behind(job)
+        ):
             missed_at = max(missed_at, since + EARLIER_COUNTS_FOR_S)
         elif missed_at is not None and 2 * candidates > healthy:
             cut_at = answer_by
@@ -139,10 +144,11 @@ def stragglers(job: Job) -> list[Group]:
     return sorted(found, key=lambda group: group.replica_id)
 
 
-def would_begin_branch(job: Job) -> bool:
-    """Return whether all candidates are behind the last quorum, and a connected member of it has not joined."""
-    steps = [group.participant.step for group in job.joins.list_candidates() if group.participant]
-    return max(steps) < job.max_step and any(group.is_participant and group.is_connected for group in stragglers(job))
+def leaves_holders_behind(job: Job) -> bool:
+    """Return whether no candidate holds the last quorum's state, and a connected member that may has not joined."""
+    members = [group.participant for group in job.joins.list_candidates() if group.is_participant]
+    has_holder = any(member is not None and member.step >= job.max_step for member in members)
+    return not has_holder and any(group.is_participant and group.is_connected for group in stragglers(job))
 
 
 def peers_pending(job: Job) -> int:

@@ -66,6 +66,16 @@ def test_a_restarted_member_waits_beyond_the_join_timeout_for_those_that_hold_th
     assert {member.replica_id: member.step for member in quorum.participants} == {"a": 2082, "c": 0}
 
 
+def test_outsiders_with_the_same_state_wait_too():
+    machine, _ = at_work()
+    lose(machine, 3, 1.0)
+    machine.handle(opened(8, native("d")), 2.0)
+    machine.handle(asks(4, 8, native("d", step=2082, tag_quorum_id=7)), 2.0)
+    machine.handle(opened(9, native("c", incarnation="i2")), 2.0)
+    machine.handle(asks(5, 9, native("c", incarnation="i2")), 2.0)
+    assert formed(beat(machine, 12, (1, 2, 8, 9), start=3)) == []
+
+
 def test_it_does_not_wait_for_ever():
     machine, _ = at_work()
     lose(machine, 3, 1.0)

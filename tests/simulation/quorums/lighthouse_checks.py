@@ -312,14 +312,16 @@ class LighthouseChecks(Checks):
             self._waiting.pop(call, None)
 
     def _check_branch(self, quorum: Quorum) -> None:
-        """Check that no quorum goes back while a member of the last one is connected and has not asked for the next."""
+        """Check that a member with the last quorum's state is in the next, unless all such members are absent."""
         last, now = self.formed, self._world.now
-        if last is None or max(p.step for p in quorum.participants) >= max(p.step for p in last.participants):
+        if last is None:
             return
-        asked = {member_of(participant) for participant in self._waiting.values()}
-        missing = [member for member in map(member_of, last.participants) if member not in asked]
-        if present := [member for member in missing if now < self._heard.get(member, -math.inf) + HEARD_S]:
-            raise Violation(f"S14 quorum {quorum.quorum_id} goes back, and {present} are connected and may be ahead")
+        before, start = {member_of(p) for p in last.participants}, max(p.step for p in last.participants)
+        if any(member_of(p) in before and p.step >= start for p in quorum.participants):
+            return
+        missing = before - {member_of(participant) for participant in self._waiting.values()}
+        if present := sorted(member for member in missing if now < self._heard.get(member, -math.inf) + HEARD_S):
+            raise Violation(f"S14 quorum {quorum.quorum_id} forms without {present}, who may hold its state")
 
     def _check_record(self, effect: events.QuorumFormed, where: str) -> None:
         record = effect.record
