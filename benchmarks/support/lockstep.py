@@ -16,11 +16,19 @@ VOTE_S = 10.0
 
 
 class Lockstep:
-    """A substitute for a collective. It completes for (quorum_id, step) when every participant has reached it."""
+    """A substitute for a collective. It completes for (quorum_id, step) when every participant has reached it.
+
+    After `hold`, all of them stay in it.
+    """
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
         self._reached: dict[tuple[int, int], set[str]] = defaultdict(set)
+        self._is_held = False
+
+    def hold(self, is_held: bool = True) -> None:
+        self._is_held = is_held
+        self.wake()
 
     def wake(self) -> None:
         """Check whether the collective is complete or aborted."""
@@ -31,7 +39,7 @@ class Lockstep:
         """Return whether it completed."""
 
         def is_complete() -> bool:
-            return self._reached[key].issuperset(everybody)
+            return not self._is_held and self._reached[key].issuperset(everybody)
 
         with self._changed:
             self._reached[key].add(me)
@@ -43,7 +51,7 @@ class Lockstep:
 class LockstepRank:
     """Trains until its group is drained, or its manager has gone otherwise."""
 
-    def __init__(self, name: str, manager: str, lockstep: Lockstep, step_s: float, jitter: float) -> None:
+    def __init__(self, name: str, manager: str, lockstep: Lockstep, step_s: float = 0.0, jitter: float = 0.0) -> None:
         """Start the thread. `step_s` is the time to compute a step, and `jitter` the share by which it varies."""
         self.name, self.reduce = name, lockstep
         self._compute_s = step_s * (1 - jitter), step_s * (1 + jitter)
@@ -51,24 +59,26 @@ class LockstepRank:
         """Step and quorum_id of each."""
         self.discards = self.size = 0
         """`size`: the number of groups in the newest quorum."""
-        self.error = ""
+        self.drained = self.error = ""
         self._failures, self._has_lost_manager = 0, False
         self._link = ManagerConnection(manager, 0, secrets.token_hex(6), self._on_revoked, returns_within_s=0.0)
         self._thread = threading.Thread(target=self._train, name=f"group {name}", daemon=True)
         self._thread.start()
 
-    def close(self) -> None:
-        """Wait until the group has drained, and close its connection."""
+    def join(self) -> None:
         self._thread.join(TIMEOUT_S)
         assert not self._thread.is_alive()
+
+    def close(self) -> None:
+        self.join()
         self._link.close()
 
     def _train(self) -> None:
         try:
             while True:
                 self._step()
-        except GroupDrained:
-            return
+        except GroupDrained as e:
+            self.drained = str(e)
         except LighthouseError as e:
             self.error = str(e)
 
