@@ -45,6 +45,7 @@ LIGHTHOUSE_PORT, MANAGER_PORT, STORE_PORT = 29510, 29512, 29502
 TIMES = ("--join-timeout", "2s", "--heartbeat-timeout", "3s", "--lease", "3s")
 SCRIPT = Path(__file__).with_name("proving_rank.py")
 SAMPLE_EVERY_S = 30.0
+STALLED_S = 20.0
 PRELOADED = (
     "torch.optim",
     "agent_client.training.ddp",
@@ -180,6 +181,7 @@ class Job:
     part: int
     lighthouse: Daemon
     groups: Sequence[Group]
+    folder: Path
     draws: random.Random = field(default_factory=random.Random)
     faults: list[tuple[float, str]] = field(default_factory=list[tuple[float, str]])  # time (Unix) and kind
     undo: list[tuple[float, Callable[[], None]]] = field(default_factory=list[tuple[float, Callable[[], None]]])
@@ -196,6 +198,11 @@ class Job:
     def pause(self, pid: int, for_s: float) -> None:
         os.kill(pid, signal.SIGSTOP)
         self.later(for_s, lambda: _signal(pid, signal.SIGCONT))
+
+    def is_stalled(self) -> bool:
+        """Return whether no rank has committed a step for STALLED_S. Further faults might destroy the last copy."""
+        written_at = [path.stat().st_mtime for path in self.folder.glob("*.events")]
+        return time.time() > max(written_at, default=0.0) + STALLED_S
 
     def tend(self) -> None:
         """Undo what is due, and start again whatever has died."""
@@ -300,7 +307,7 @@ def train(
         watch()
         if number is not None and now >= strikes_at and not job.undo:
             fault, group = job.draw(number)
-            if job.lighthouse.is_alive and group.manager.is_alive:
+            if job.lighthouse.is_alive and group.manager.is_alive and not job.is_stalled():
                 fault(job, group)
                 job.faults.append((time.time(), fault.__name__))
                 strikes_at, number = max(strikes_at + every_s, now), next(planned, None)
@@ -320,23 +327,32 @@ class Record:
 
 
 def examine(folder: Path) -> Record:
-    """Compare the weights after each step, and count the uses of each sample.
+    """Compare the weights after each step, look for steps that were repeated, and count the uses of each sample.
 
     A rank that is killed between a commit and its record has used a batch that no record names. So samples may seem to
-    be used too rarely, but only as many as there are in the missing records.
+    be used too rarely, but only as many as there are in the missing records. The last step of a
+    quorum may be repeated, because the ranks that committed it may have been killed.
     """
     record, hashes, uses, used_at, participants, first_at = Record(), {}, Counter[int](), {}, {}, dict[int, float]()
+    began_with, ended_with = dict[int, int](), dict[int, int]()
     for path in sorted(folder.glob("*.events")):
         for line in path.read_bytes().split(b"\n"):
             if not line.endswith(b"]"):
                 continue  # cut by a kill
             at, step, quorum_id, size, digest, used = json.loads(line)
             record.commits += 1
+            began_with[quorum_id] = min(step, began_with.get(quorum_id, step))
+            ended_with[quorum_id] = max(step, ended_with.get(quorum_id, step))
             first_at[step] = min(at, first_at.get(step, at))
             first = hashes.setdefault((step, quorum_id), digest)
             if digest != first:
                 record.wrong.append(f"{path.name}: step {step} of quorum {quorum_id} has other weights")
             used_at[step, quorum_id, path.name], participants[step, quorum_id] = used, size
+    newest = -1
+    for quorum_id, first in sorted(began_with.items()):
+        if first < newest:
+            record.wrong.append(f"quorum {quorum_id} began with step {first}, and step {newest} was committed before")
+        newest = max(newest, ended_with[quorum_id])
     last = {step: max(quorum for at, quorum in hashes if at == step) for step, _ in hashes}
     counted = [used for (step, quorum_id, _), used in used_at.items() if last[step] == quorum_id]
     for used in counted:
@@ -436,7 +452,7 @@ def prove(part: int, seconds: float, replay: Sequence[int], folder: Path, stack:
     for group in groups:
         stack.callback(group.kill)
     lighthouse.start()
-    job, samples, began_at = Job(part, lighthouse, groups), list[list[int]](), 0.0
+    job, samples, began_at = Job(part, lighthouse, groups, folder), list[list[int]](), 0.0
 
     def watch() -> None:
         after_s = round(time.monotonic() - began_at)

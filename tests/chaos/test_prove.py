@@ -16,7 +16,7 @@ def event(step: int, digest: str, used: list[int], participants: int = 1) -> str
 
 def test_a_fault_depends_on_its_part_and_number_alone() -> None:
     def drawn(part: int, numbers: list[int]) -> list[object]:
-        job = Job(part, Mock(), list("abcdefgh"))  # type: ignore[arg-type]
+        job = Job(part, Mock(), list("abcdefgh"), Path())  # type: ignore[arg-type]
         return [job.draw(number) for number in numbers]
 
     assert drawn(3, [17, 4, 17]) == [drawn(3, [n])[0] for n in (17, 4, 17)]
@@ -39,6 +39,16 @@ def test_its_record_shows_a_sample_that_was_used_twice(tmp_path: Path) -> None:
     assert not examine(tmp_path).wrong
     (tmp_path / "a.events").write_text("".join([*whole, event(SAMPLES + 1, "x", [5]), event(SAMPLES + 2, "x", [5])]))
     assert examine(tmp_path).wrong
+
+
+def test_its_record_shows_steps_that_were_taken_back(tmp_path: Path) -> None:
+    def committed(*steps: int) -> str:
+        return "".join(json.dumps([at, step, 7 + at, 1, "x", [step]]) + "\n" for at, step in enumerate(steps))
+
+    (tmp_path / "a.events").write_text(committed(1, 2, 2, 3))
+    assert examine(tmp_path).wrong == []
+    (tmp_path / "a.events").write_text(committed(1, 2, 3, 1))
+    assert examine(tmp_path).wrong == ["quorum 10 began with step 1, and step 3 was committed before"]
 
 
 def test_the_longest_pause_after_each_fault() -> None:
