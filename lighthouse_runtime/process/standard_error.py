@@ -24,8 +24,11 @@ class StandardError(logging.Handler):
         self._unwritten = b""
 
     def emit(self, record: logging.LogRecord) -> None:
-        if len(self._unwritten) < MAX_UNWRITTEN_BYTES:
-            self._unwritten += f"{self.format(record)}\n".encode(sys.stderr.encoding, "backslashreplace")
+        try:
+            if len(self._unwritten) < MAX_UNWRITTEN_BYTES:
+                self._unwritten += f"{self.format(record)}\n".encode(sys.stderr.encoding, "backslashreplace")
+        except Exception:  # a wrong format string, whose caller must not fail
+            self.handleError(record)
         self._write(0.0)
 
     def flush(self) -> None:  # logging calls it at the exit

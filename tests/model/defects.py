@@ -83,7 +83,12 @@ BELOW_THE_MODEL = {
         "an-incarnation-is-enough",
         "anybody-is-admitted",
     ),
-    "lengths of time": ("a-newcomer-starts-the-clock", "calls-never-expire", "closings-judged-alone"),
+    "lengths of time": (
+        "a-branch-begins-beside-live-holders",
+        "a-newcomer-starts-the-clock",
+        "calls-never-expire",
+        "closings-judged-alone",
+    ),
     "how connections end: a group has one link": ("an-end-counts-as-a-leave", "an-old-end-ends-the-newer-session"),
     "the short form of a quorum": ("only-newcomers-are-a-change",),
     "groups that heal beside their steps": ("a-catching-up-group-contributes", "a-return-is-refused"),

@@ -319,7 +319,8 @@ class LighthouseChecks(Checks):
         before, start = {member_of(p) for p in last.participants}, max(p.step for p in last.participants)
         if any(member_of(p) in before and p.step >= start for p in quorum.participants):
             return
-        missing = before - {member_of(participant) for participant in self._waiting.values()}
+        waiting = {participant.replica_id for participant in self._waiting.values()}  # or another process of the group
+        missing = [member for member in before if member[0] not in waiting]
         if present := sorted(member for member in missing if now < self._heard.get(member, -math.inf) + HEARD_S):
             raise Violation(f"S14 quorum {quorum.quorum_id} forms without {present}, who may hold its state")
 
