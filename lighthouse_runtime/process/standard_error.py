@@ -27,7 +27,7 @@ class StandardError(logging.Handler):
         try:
             if len(self._unwritten) < MAX_UNWRITTEN_BYTES:
                 self._unwritten += f"{self.format(record)}\n".encode(sys.stderr.encoding, "backslashreplace")
-        except Exception:  # a wrong format string, whose caller must not fail
+        except Exception:  # noqa: BLE001 - a wrong format string, whose caller must not fail
             self.handleError(record)
         self._write(0.0)
 
