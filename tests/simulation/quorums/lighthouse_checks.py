@@ -116,7 +116,8 @@ class LighthouseChecks(Checks):
         self._phases: dict[int, QuorumPhase] = {}
         self._formed: events.QuorumFormed | None = None  # whose write, and what is said after it, may be under way
         self._waits: dict[Member, Wait] = {}
-        self._heard: dict[Member, float] = {}  # when each connected member that can take part last sent a message
+        self._heard: dict[Member, float] = {}  # when each connected member last sent a message
+        self._unable: set[Member] = set()  # members that have reported that they cannot take part, until they join
         self.formed: Quorum | None = None  # the last one
 
     # -- what happens
@@ -142,6 +143,7 @@ class LighthouseChecks(Checks):
                 self._waiting[call] = participant
                 self._ledger.unheard.pop(member_of(participant), None)
                 self._ledger.asks(member_of(participant))
+                self._unable.discard(member_of(participant))
                 self._wait(participant)
                 self._granted[participant.seen_quorum_id, member_of(participant)] = participant.requested_step - 1
                 if session is not None:
@@ -168,7 +170,7 @@ class LighthouseChecks(Checks):
         if (member := self._members.get(session)) is not None:
             self._heard[member] = self._world.now
             if levels.down or levels.drains:
-                del self._heard[member]
+                self._unable.add(member)
         if held is not None and held.mode is not HoldState.STANDING and session in self._members:
             self._stopped.add((held.quorum_id, self._members[session]))
         if held is not None and held.mode in TOLD and session in self._members:
@@ -320,7 +322,7 @@ class LighthouseChecks(Checks):
         if any(member_of(p) in before and p.step >= start for p in quorum.participants):
             return
         waiting = {participant.replica_id for participant in self._waiting.values()}  # or another process of the group
-        missing = [member for member in before if member[0] not in waiting]
+        missing = [member for member in before - self._unable if member[0] not in waiting]
         if present := sorted(member for member in missing if now < self._heard.get(member, -math.inf) + HEARD_S):
             raise Violation(f"S14 quorum {quorum.quorum_id} forms without {present}, who may hold its state")
 
