@@ -80,7 +80,7 @@ SKIP_HINT = (
 
 UNAVERAGED = (
     "the gradients of this step were not averaged over the groups, because its last backward pass ran under no_sync(): "
-    "run the last pass of each step outside of it, also of a step with fewer batches at the end of an epoch"
+    "run the last pass of each step outside of it, including a step with fewer batches at the end of an epoch"
 )
 
 

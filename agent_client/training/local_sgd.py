@@ -251,7 +251,7 @@ class LocalSGD(OuterSteps):
         """Wrap the optimizer.
 
         Args:
-            model: The model. It must not be wrapped in DistributedDataParallel. All its parameters are averaged, also
+            model: The model. It must not be wrapped in DistributedDataParallel. All its parameters are averaged, even
                 frozen ones, because a script may change them itself. To average and copy only some of them, such as
                 adapters in a frozen model, pass `nn.ParameterList(parameters)`.
             optimizer: The torch optimizer for the inner steps.
@@ -311,7 +311,7 @@ class DiLoCo(OuterSteps):
         """Combine both optimizers. The numeric arguments must be the same in all groups.
 
         Args:
-            model: The model. It must not be wrapped in DistributedDataParallel. All its parameters are averaged, also
+            model: The model. It must not be wrapped in DistributedDataParallel. All its parameters are averaged, even
                 frozen ones, because a script may change them itself. To average and copy only some of them, such as
                 adapters in a frozen model, pass `nn.ParameterList(parameters)`.
             inner_optimizer: Optimizer that updates the model's parameters in each inner step.

@@ -11,8 +11,8 @@ order, after every event and tick:
 5. Otherwise it waits for the stragglers, the healthy groups that have not joined, until `join_timeout_s` after the
    first join. A straggler that misses this timeout no longer counts as healthy until it joins. While a member is alive,
    a newcomer's join does not start the timeout: the members are running a step, and a long step is not a fault. If
-   no candidate is a member that holds the state of the last quorum, but a connected straggler is, the timeout is
-   EARLIER_COUNTS_FOR_S: the straggler's state would win over a branch until then (lineage.py, rule 3).
+   no candidate is a member that holds the state of the last quorum, but a connected straggler may be one, the timeout
+   is EARLIER_COUNTS_FOR_S: until then, the straggler's state would win over a branch (lineage.py, rule 3).
 6. If the quorum size is limited (`active`), surplus groups wait as spares. A spare replaces a lost member only after
    `last_call_s`, so that a group that returns in time keeps its place. A call that is about to expire ends this wait
    early, as in rule 7.
@@ -91,13 +91,8 @@ def decide(job: Job, now: float) -> Decision:
     if candidates >= config.min_replicas and size >= config.min_replicas:
         deadline_at = timer.deadline_at
         answer_by = math.inf if deadline_at is None else deadline_at - config.deadline_margin_s
-        if (
-            since is not None
-            and missed_at is not None
-            and now >= min(missed_at, answer_by)
-            and leaves_holders_behind(job)
-        ):
-            missed_at = max(missed_at, since + EARLIER_COUNTS_FOR_S)
+        if missed_at is not None and now >= min(missed_at, answer_by) and leaves_holders_behind(job):
+            missed_at += max(0.0, EARLIER_COUNTS_FOR_S - config.join_timeout_s)
         elif missed_at is not None and 2 * candidates > healthy:
             cut_at = answer_by
         if config.active is not None and job.lost_at is not None and joins.members.asking < size:

@@ -352,10 +352,9 @@ class Presence:
         if participant.commit_failures > 0 and member.is_participant:
             self.silence.handle_failed_step(now)
             self.lapse_silent_groups(now)
-        if member.is_participant and self._has_missed_answer(member):
-            assert self._job.quorum is not None
-            return self._job.emit(events.QuorumResent(self._job.quorum, event.call, stands=False))
         outcome = self.standing.handle_member_join(participant, now)
+        if member.is_participant and self._has_missed_answer(member):
+            outcome = ResendQuorum()
         if isinstance(outcome, ResendQuorum):
             self._resend_quorum(member, event.call)
             return self._send_order(outcome.order)
@@ -364,14 +363,13 @@ class Presence:
 
     def _has_missed_answer(self, member: Group) -> bool:
         """Return whether the others run a quorum that does not stand, and this member of it never received it."""
-        participant, last, quorum = member.participant, member.last_assignment, self._job.quorum
+        participant, last = member.participant, member.last_assignment
         assert participant is not None
         return (
             self.standing.phase is QuorumPhase.NONE
             and member.is_connected
-            and quorum is not None
             and last is not None
-            and participant.seen_quorum_id < quorum.quorum_id == last.quorum_id
+            and participant.seen_quorum_id < last.quorum_id
             and last.held == Tag(participant.step, participant.tag_quorum_id)
             and not self.joins.members.asking
         )
@@ -627,8 +625,9 @@ class Presence:
         self._send_order(self.standing.recall_quorum(reason))
 
     def _resend_quorum(self, member: Group, call: int) -> None:
-        assert self.standing.quorum is not None
-        self._job.emit(events.QuorumResent(self.standing.quorum, call))
+        assert self._job.quorum is not None
+        stands = self.standing.phase is not QuorumPhase.NONE
+        self._job.emit(events.QuorumResent(self._job.quorum, call, stands))
         if (
             self.standing.phase in (QuorumPhase.RECALLED, QuorumPhase.RESUMED, QuorumPhase.REVOKED)
             and member.session is not None

@@ -64,7 +64,7 @@ def _check_stdout(error: OSError) -> None:
     try:
         print(flush=True)
     except OSError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # else the exit flushes stdout, and fails, too
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # otherwise the flush at exit fails
         sys.exit(f"Error: cannot write to stdout: {error.strerror or error}")
 
 

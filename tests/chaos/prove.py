@@ -45,7 +45,7 @@ LIGHTHOUSE_PORT, MANAGER_PORT, STORE_PORT = 29510, 29512, 29502
 TIMES = ("--join-timeout", "2s", "--heartbeat-timeout", "3s", "--lease", "3s")
 SCRIPT = Path(__file__).with_name("proving_rank.py")
 SAMPLE_EVERY_S = 30.0
-STALLED_S = 20.0
+STALLED_S = 20.0  # no fault strikes while no step has been committed for so long
 PRELOADED = (
     "torch.optim",
     "agent_client.training.ddp",
@@ -327,11 +327,11 @@ class Record:
 
 
 def examine(folder: Path) -> Record:
-    """Compare the weights after each step, look for steps that were repeated, and count the uses of each sample.
+    """Compare the weights after each step, look for steps that were taken back, and count the uses of each sample.
 
     A rank that is killed between a commit and its record has used a batch that no record names. So samples may seem to
-    be used too rarely, but only as many as there are in the missing records. The last step of a
-    quorum may be repeated, because the ranks that committed it may have been killed.
+    be used too rarely, but only as many as there are in the missing records. The last step of a quorum may be repeated,
+    because the ranks that committed it may have been killed.
     """
     record, hashes, uses, used_at, participants, first_at = Record(), {}, Counter[int](), {}, {}, dict[int, float]()
     began_with, ended_with = dict[int, int](), dict[int, int]()

@@ -18,7 +18,7 @@ from tests.simulation.world import MAX_RATE, MIN_RATE, Violation, World
 
 MAX_LEASE_S = max(LEASES_S)
 ASKS_AGAIN_S = 1.2
-HEARD_S = 1.2
+HEARD_S = 1.2  # more than the longest interval between two heartbeats
 TOLD = (HoldState.RECALLED, HoldState.JOINING, HoldState.LEAVING)
 GOES_ON = (QuorumPhase.STANDING, QuorumPhase.RECALLED, QuorumPhase.RESUMED)
 Member = tuple[str, str]
@@ -203,7 +203,7 @@ class LighthouseChecks(Checks):
             case events.JobEnded():
                 self.formed = None
             case events.QuorumFormed(quorum):
-                self._check_branch(quorum)
+                self._check_holders(quorum)
                 self.formed = quorum
                 self._world.log("", _describe(effect))
                 self._check_formed(effect)
@@ -313,8 +313,8 @@ class LighthouseChecks(Checks):
         for call in effect.calls:
             self._waiting.pop(call, None)
 
-    def _check_branch(self, quorum: Quorum) -> None:
-        """Check that a member with the last quorum's state is in the next, unless all such members are absent."""
+    def _check_holders(self, quorum: Quorum) -> None:
+        """Check that the quorum contains a member with the last one's state, unless all such members are absent."""
         last, now = self.formed, self._world.now
         if last is None:
             return
