@@ -11,7 +11,8 @@ from dataclasses import replace
 from types import MappingProxyType
 
 from lighthouse.job import events
-from lighthouse.job.forming import QuorumMachine, stragglers
+from lighthouse.job.forming import QuorumMachine, leaves_holders_behind, stragglers
+from lighthouse.job.lineage import EARLIER_COUNTS_FOR_S
 from lighthouse.job.progress import Grid, RunRank, grid_of
 from lighthouse.job.records import Group, Heal, Kind, QuorumConfig, Rank, RunName, SavedRun, Verdict
 from lighthouse.job.restarts import RunMachine
@@ -124,6 +125,10 @@ def _awaited(machine: QuorumMachine) -> str:
             return f"more replica groups: allowed sizes are {_sizes(config)}, joined: {names}"
         case Verdict.WAITING_FOR_MEMBERS:
             return f"{_names(machine)}, the members of the quorum, to finish their step"
+        case Verdict.WAITING_FOR_STRAGGLERS if leaves_holders_behind(machine.job):
+            return (
+                f"{_names(machine)}, at most {EARLIER_COUNTS_FOR_S:g} s, because no joined group has the newest state"
+            )
         case Verdict.WAITING_FOR_STRAGGLERS:
             return f"{_names(machine)}, at most {config.join_timeout_s:g} s (--join-timeout)"
         case Verdict.WAITING_FOR_RECALL:
@@ -163,7 +168,8 @@ def _explain(machine: QuorumMachine, now: float, steps_per_s: float | None) -> s
         case Verdict.WAITING_FOR_MEMBERS:
             return f"waiting for {_names(machine)} to finish their step; {joined} joined"
         case Verdict.WAITING_FOR_STRAGGLERS:
-            return f"waiting for {_names(machine)}, {left:.0f} s more at most; {joined} of {healthy} joined"
+            newest = ", none with the newest state" if leaves_holders_behind(machine.job) else ""
+            return f"waiting for {_names(machine)}, {left:.0f} s more at most; {joined} of {healthy} joined{newest}"
         case Verdict.WAITING_FOR_RECALL:
             return f"waiting for the quorum's members to report their step: {machine.standing.reason}; {joined} joined"
         case Verdict.WAITING_FOR_RECONNECT:

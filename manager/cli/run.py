@@ -12,6 +12,7 @@ import sys
 from typing import Any
 
 import click
+from click.core import ParameterSource
 
 from lighthouse_protocol.identity import parse_address
 from lighthouse_protocol.limits import MANAGER_SECRET_VARIABLE, SECRET_BYTES
@@ -91,6 +92,12 @@ def _command_of(command: tuple[str, ...], is_module: bool) -> tuple[str, ...]:
 
 def _check(torchrun: Torchrun | None, settings: SupervisorConfig, config: ManagerConfig) -> None:
     if torchrun is None:
+        source, size = click.get_current_context().get_parameter_source("group_world_size"), settings.layout.world_size
+        if source is ParameterSource.COMMANDLINE and config.group_world_size != size:
+            raise click.UsageError(
+                f"--group-world-size {config.group_world_size} is not --nnodes {settings.nnodes} x --nproc-per-node "
+                f"{settings.nproc_per_node}; leave it out"
+            )
         return
     if torchrun.max_restarts != "0":
         raise click.UsageError(

@@ -209,6 +209,10 @@ def test_right_values_start_the_daemon(options: list[str]) -> None:
             ["--keep-every", "1", "--group-world-size", "2", "torchrun", "--nnodes", "1:2", "x.py"],
             "--keep-every: the ranks of this host are unknown",
         ),
+        (
+            ["--group-world-size", "3", "--nproc-per-node", "2", "true"],
+            "--group-world-size 3 is not --nnodes 1 x --nproc-per-node 2; leave it out",
+        ),
         (["--nnodes", "2", "--node-rank", "1", "true"], "--head is missing"),
         (["--active-ranks", "6", "--nproc-per-node", "4", "true"], "--active-ranks 6 is more than the 4 ranks"),
         (["--tee", "true"], "--tee needs --log-dir"),
