@@ -1,5 +1,6 @@
 """Traces of the simulator. The only module here that knows it."""
 
+import random
 from dataclasses import replace
 
 from tests.model.conformance import Sent
@@ -7,8 +8,14 @@ from tests.mutants.catalogue import load
 from tests.simulation.simulators import SIMULATORS
 from tests.simulation.world import World
 
-MIX = ("kill_group", "kill_manager", "restart_lighthouse", "kill_lighthouse", "break_session", "pause_manager")
-MORE = ("cut_lighthouse", "fail_step", "vanish_group", "close_shortly", "pause_group", "cut_peers", "pause_lighthouse")
+MIX = (
+    *("kill_group", "kill_manager", "restart_lighthouse", "kill_lighthouse", "break_session", "pause_manager"),
+    *("cut_lighthouse", "fail_step", "vanish_group", "close_shortly", "pause_group", "cut_peers", "pause_lighthouse"),
+    *("kill_rank", "restart_rank", "pause_rank", "drain", "reboot_group", "slow_group", "drift_group", "half_break"),
+    *("pause_beyond_lease", "break_watch", "close_connections", "reboot_lighthouse", "slow_lighthouse", "full_disk"),
+    *("change_lease", "drift_lighthouse", "jump_wall_clock", "roll_back_journal", "tear_write", "slow_disk"),
+    *("cut_lighthouse_one_way", "lie", "cancel_call", "double_call", "cancel_vote"),
+)
 
 
 def trace_of(seed: int) -> list[Sent]:
@@ -16,8 +23,7 @@ def trace_of(seed: int) -> list[Sent]:
     simulator = SIMULATORS["quorums"]
     drawn = simulator.draw_plan(seed, seconds=15.0, scenario="storm")
     config = replace(drawn.config, stands=True, active=None, allowed_sizes=frozenset(), min_replicas=1, last_call_s=0.0)
-    mix = (*MIX, *MORE)
-    kinds = tuple(mix[(seed + n) % len(mix)] for n in (0, 3, 7))
+    kinds = tuple(random.Random(f"model {seed}").sample(MIX, 3))
     plan = replace(drawn, mix=kinds, config=config, torchft=0, catch_up=0.0, skips=0.0, breaks=0.0, from_checkpoint=0.0)
     sent: list[Sent] = []
     World.on_send = lambda who, to, message: sent.append((who, to, message))

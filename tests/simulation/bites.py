@@ -2,6 +2,7 @@
 
 Each mutant is planted in a process of its own, which runs seeds until one fails. No plan is changed. For a mutant that
 is not found, the first seed whose messages differ from the frozen ones tells whether the seeds reach its code at all.
+The scenario `model` stands for the runs of tests/model, of which the model has to allow each message.
 """
 
 import argparse
@@ -13,8 +14,10 @@ import signal
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+from tests.model.conformance import check_trace
+from tests.model.simulated import trace_of
 from tests.mutants.catalogue import Mutant, load
 from tests.simulation import frozen
 from tests.simulation.planted import planted
@@ -25,7 +28,9 @@ OF_QUORUMS = tuple(
     f"lighthouse/job/{name}.py"
     for name in ("driver", "forming", "lineage", "presence", "records", "registry", "roster", "standing")
 )
-RULES = ("manager/group/", "lighthouse_protocol/rules/heal.py", "lighthouse_protocol/rules/quorum_change.py")
+OF_MANAGERS = ("manager/group/", "lighthouse_protocol/rules/quorum_change.py")
+NOT_SIMULATED = ("manager/group/link.py",)
+MODEL = "model"
 SEED_CPU_S = 60.0
 """A seed that takes more CPU time than this does not end."""
 
@@ -47,7 +52,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
         known = {row["name"]: row for row in map(json.loads, given.results.read_text().splitlines())}
     names = given.names or sample(given.sample, given.draw)
     scenarios = given.scenarios.split(",")
-    if unknown := set(scenarios) - {"", *(name for simulator in SIMULATORS.values() for name in simulator.scenarios)}:
+    if unknown := set(scenarios) - {
+        "",
+        MODEL,
+        *(name for simulator in SIMULATORS.values() for name in simulator.scenarios),
+    }:
         parser.error(f"--scenarios: unknown: {', '.join(sorted(unknown))}")
     for name in names:
         before = known.get(name, {"tried": first, "seed": None, "differs": None, "cpu_s": 0.0})
@@ -72,7 +81,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def is_rule(mutant: Mutant) -> bool:
-    return mutant.module.startswith((*OF_RUNS, *OF_QUORUMS, *RULES))
+    return mutant.module.startswith((*OF_RUNS, *OF_QUORUMS, *OF_MANAGERS)) and mutant.module not in NOT_SIMULATED
 
 
 def sample(count: int, draw: int) -> list[str]:
@@ -106,22 +115,44 @@ def find(mutant: Mutant, seeds: range, scenarios: Sequence[str], differs: int | 
     signal.signal(signal.SIGVTALRM, _give_up)
     with planted(mutant):
         for seed in seeds:
-            scenario = scenarios[seed % len(scenarios)]
             signal.setitimer(signal.ITIMER_VIRTUAL, SEED_CPU_S)
-            options = {"scenario": scenario} if scenario in SIMULATORS[simulator].scenarios else {}
-            if options or row["differs"] is not None or seed >= len(digests):
-                result = run_guarded(simulator, seed, **options)
-            else:
-                result, digest = frozen.record(simulator, seed)
-                if digest != digests[seed]:
-                    row["differs"] = seed
+            is_compared = row["differs"] is None and seed < len(digests)
+            tried = run(simulator, seed, scenarios[seed % len(scenarios)], digests[seed] if is_compared else None)
             row["tried"] = seed + 1
-            if result.violation:
-                used = SIMULATORS[simulator].draw_plan(seed, **options).scenario
-                row |= {"seed": seed, "scenario": used, "violation": result.violation[:200]}
+            if tried.differs:
+                row["differs"] = seed
+            if tried.violation:
+                row |= {"seed": seed, "scenario": tried.scenario, "violation": tried.violation[:200]}
                 break
     signal.setitimer(signal.ITIMER_VIRTUAL, 0)
     return {**row, "cpu_s": round(time.process_time() - began_at, 1)}
+
+
+class Tried(NamedTuple):
+    scenario: str
+    violation: str
+    differs: bool
+
+
+def run(simulator: str, seed: int, scenario: str, digest: str | None) -> Tried:
+    """Run a seed. Compare its messages with `digest` if the scenario is the drawn one."""
+    if scenario == MODEL and simulator == "quorums":
+        return Tried(MODEL, refusal(seed), differs=False)
+    options = {"scenario": scenario} if scenario in SIMULATORS[simulator].scenarios else {}
+    used = SIMULATORS[simulator].draw_plan(seed, **options).scenario
+    if options or digest is None:
+        return Tried(used, run_guarded(simulator, seed, **options).violation, differs=False)
+    result, found = frozen.record(simulator, seed)
+    return Tried(used, result.violation, found != digest)
+
+
+def refusal(seed: int) -> str:
+    """Return why a checker or the model refuses a run, or "" if they do not."""
+    try:
+        check_trace(trace_of(seed))
+    except Exception as error:  # noqa: BLE001  what the mutant made of it
+        return f"{type(error).__name__}: {error}"
+    return ""
 
 
 def _give_up(number: int, frame: object) -> None:
