@@ -119,10 +119,8 @@ class WorkerHosts:
         finally:
             heartbeats.cancel()
             if self._hosts.get(host) is connected:
-                del self._hosts[host]
                 log.warning("lost host %d", host, extra=event("host_lost", host=host))
-                self._head.lose_notices(host)
-                self._head.feed(HostLost(host, "its supervisor disconnected"))
+                self._lose(host, "its supervisor disconnected")
 
     def _check_hello(self, entry: hosts.HostHello) -> None:
         plan = self._head.plan
@@ -134,10 +132,15 @@ class WorkerHosts:
                 f"and host 0 for {ours}; give all hosts of a group the same options"
             )
 
+    def _lose(self, host: int, why: str) -> None:
+        del self._hosts[host]
+        self._head.lose_notices(host)
+        self._head.feed(HostLost(host, why))
+
     def _enter(self, host: int, sender: Sender) -> _Host:
-        if (older := self._hosts.pop(host, None)) is not None:
+        if (older := self._hosts.get(host)) is not None:
             older.sender.end(Superseded(f"another supervisor of host {host} has connected"))
-            self._head.feed(HostLost(host, "its supervisor was restarted"))
+            self._lose(host, "its supervisor was restarted")
         log.info("host %d connected", host, extra=event("host_joined", host=host))
         connected = self._hosts[host] = _Host(sender, asyncio.get_running_loop().time())
         address, port = self._head.plan.master
