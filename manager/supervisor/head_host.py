@@ -460,10 +460,10 @@ class HeadHost(HostSupervisor):
 
     def _handle_manager_exit(self, status: int) -> None:
         """Handle the manager's exit. After a drain (`status` 0), first let the ranks save a checkpoint if it is due."""
-        if status == 0 and (left_s := self._save_left_s) > 0:
+        left_s = self._save_left_s if status == 0 else 0.0
+        if left_s > 0:
             self._loop.call_later(left_s, self._handle_manager_exit, status)
-        else:
-            self._driver.handle_manager_exit(status, self._exit_left_s)
+        self._driver.handle_manager_exit(status, self._exit_left_s, is_saving=left_s > 0)
 
     # -- Group, for the driver
 
