@@ -24,6 +24,9 @@ from manager.guard.process_tree import MARK_VARIABLE
 
 _MAX_ERROR_BYTES = 1 << 16
 LOG_WARNED_EVERY_S = 60.0
+# How long a process may take to end after SIGKILL. Freeing the memory of a large one takes seconds, and a process that
+# waits for a driver or a file system in the kernel does not end at all.
+UNKILLABLE_S = 20.0
 PASSING_ERRORS = frozenset((errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.ESTALE, errno.EFBIG))
 """Errors of a file system that is full or unreachable, but may recover."""
 

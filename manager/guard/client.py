@@ -24,6 +24,7 @@ from lighthouse_runtime.log_event import event
 from lighthouse_runtime.process import grpc_environment
 from lighthouse_runtime.process.logs import without_credentials
 from manager.guard import process_tree
+from manager.guard.child import UNKILLABLE_S
 
 log = logging.getLogger(__name__)
 
@@ -108,11 +109,12 @@ class GuardClient:
     def halt(self, number: int, grace_s: float) -> None:
         """Send SIGTERM to the process group, and SIGKILL to the whole tree after `grace_s` seconds.
 
-        If the guard does not do this within another END_TIMEOUT_S, it is killed with all its processes.
+        If the guard does not report the end within another UNKILLABLE_S + END_TIMEOUT_S, it is killed with all its
+        processes.
         """
         self._resume_guard()
         self._send(halt=number, grace_s=grace_s)
-        asyncio.get_running_loop().call_later(grace_s + END_TIMEOUT_S, self._check_end, number)
+        asyncio.get_running_loop().call_later(grace_s + UNKILLABLE_S + END_TIMEOUT_S, self._check_end, number)
 
     def forward_signal(self, number: int, signal_number: int) -> None:
         """Send a signal to a started process if it has a handler, or else to its nearest descendants that have one."""
