@@ -24,7 +24,7 @@ from lighthouse_runtime.log_event import event
 from lighthouse_runtime.process import grpc_environment
 from lighthouse_runtime.process.logs import without_credentials
 from manager.guard import process_tree
-from manager.guard.child import UNKILLABLE_S
+from manager.guard.child import TAIL_LINES, UNKILLABLE_S
 
 log = logging.getLogger(__name__)
 
@@ -56,7 +56,7 @@ class Ended:
     """A process and all of its descendants have ended."""
 
     status: int  # exit code, or minus the number of the signal, as in subprocess
-    output: tuple[str, ...]  # last lines of its output
+    output: tuple[str, ...]  # last KEPT_LINES of its output
     cause: str = ""  # why the guard killed it, or the message in the error file of torch's @record
 
 
@@ -135,7 +135,7 @@ class GuardClient:
 
     async def run(self) -> int:
         """Receive the guard's reports of process exits until the guard itself exits. Return its exit status."""
-        reader, self._writer = await asyncio.open_unix_connection(sock=self._socket, limit=1 << 20)
+        reader, self._writer = await asyncio.open_unix_connection(sock=self._socket, limit=1 << 22)
         self._writer.writelines(self._unsent)
         watching = asyncio.create_task(self._keep_awake(), name="guard is awake")
         try:
@@ -243,4 +243,4 @@ def cause_of(error_file: str) -> str:
 
 
 def format_output(output: Sequence[str]) -> str:
-    return "".join(f"\n    | {line}" for line in output)
+    return "".join(f"\n    | {line}" for line in output[-TAIL_LINES:])

@@ -212,7 +212,7 @@ class Guard:
         self._pause(child)
         self._show(child, child.lines.end())
         child.close()
-        output = child.lines.tail
+        output = child.lines.kept
         if left:
             text = f"processes {left} cannot be killed: a driver or a file system does not let them end"
             self._print(child.label, text)

@@ -33,6 +33,7 @@ from lighthouse_runtime.net.address import resolves_to_loopback
 from lighthouse_runtime.process.loop import ServiceManager, on_failed_callbacks, on_signals, start_part
 from lighthouse_runtime.security.client_tls import variables_of
 from manager.evidence import probe_with_output
+from manager.guard.child import TAIL_LINES
 from manager.guard.client import Command, Ended, GuardClient, format_output
 from manager.preemption.sources import chosen_sources, follow, polled_sources, read_signal
 from manager.server.config import ManagerConfig
@@ -216,7 +217,7 @@ class LocalHost:
             fields = event("rank_ended", rank=rank, reason=reason, attempt=live.attempt)
             level = logging.INFO if status == -signal.SIGINT else logging.ERROR  # Ctrl-C in the script
             log.log(level, "%s died: %s%s", self.plan.label(rank), reason, format_output(ended.output), extra=fields)
-            self._link.report_loss(ProcessLost(process, reason, ended.output))
+            self._link.report_loss(ProcessLost(process, reason, ended.output[-TAIL_LINES:]))
         self._report(RankEnded(rank, live.attempt, status, ended.cause))
 
 
