@@ -375,16 +375,16 @@ class HeadHost(HostSupervisor):
                     self._preemption.record_answer(others)
             case GroupGivenUp(reason):
                 self.feed(events.MisfitReported(reason))
-            case RankGivenUp(rank, reason, lost_at, has_left):
+            case RankGivenUp(rank, reason):
                 # torchrun handles the loss of its ranks itself.
-                if self._local is not None and self._local.plan.torchrun is None and not has_left:
-                    self.feed(events.RankSilent(rank, lost_at, reason))
+                if self._local is not None and self._local.plan.torchrun is None and not outcome.is_expected:
+                    self.feed(events.RankSilent(rank, reason))
             case Killed(reason, behind) if not behind:
                 self.feed(events.KillAsked(reason))
             case Killed(reason, behind):  # only a kill that stalled ranks caused counts as a loss
                 for rank in sorted(behind) if self._local is not None else ():
                     why = f"rank {rank} is behind ({reason})"
-                    self.feed(events.RankSilent(self.plan.process_of(rank), self._loop.time(), why))
+                    self.feed(events.RankSilent(self.plan.process_of(rank), why))
 
     async def probe(self, request: WatchHello, is_here: bool) -> ProcessSnapshot:
         if not is_here:

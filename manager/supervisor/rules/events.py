@@ -33,10 +33,9 @@ class RankEnded:
 
 @dataclass(frozen=True, slots=True)
 class RankSilent:
-    """The group's manager counts a rank as lost, but its process may still exist."""
+    """The group's manager counts the current process of a rank as lost, but this process may still exist."""
 
     rank: int
-    lost_at: float  # when the manager recorded the loss
     reason: str
 
 

@@ -209,9 +209,9 @@ class SupervisorMachine:
                 self._handle_loss(unit, self._layout.host_of(ended.rank), why, now)
 
     def _handle_silent_rank(self, silent: events.RankSilent, now: float) -> None:
-        """Handle the loss of a rank whose process still runs. Ignore the report if the rank was restarted since."""
+        """Handle the loss of a rank whose process still runs."""
         unit = self._unit_of.get(silent.rank)
-        if unit is None or silent.rank not in unit.running or silent.lost_at < unit.started_at:
+        if unit is None or silent.rank not in unit.running:
             return
         if self._ending is None and unit.phase is Phase.RUNNING:
             why = f"{silent.reason}; its process is still running"
