@@ -40,7 +40,7 @@ from manager.server.config import ManagerConfig
 from manager.supervisor.config import SupervisorConfig
 from manager.supervisor.keepers import Keepers
 from manager.supervisor.lighthouse_link import Supervisor, SupervisorLink
-from manager.supervisor.rules.events import CheckFailed, RankEnded
+from manager.supervisor.rules.events import CheckFailed, CheckPassed, RankEnded
 from manager.supervisor.rules.machine import STOPPED_STATUS
 from manager.supervisor.rules.plan import LaunchPlan, Torchrun, failure_behind
 from manager.supervisor.rules.restart_policy import describe_status
@@ -73,7 +73,7 @@ class LocalHost:
         guard: GuardClient,
         settings: SupervisorConfig,
         link: SupervisorLink,
-        report: Callable[[RankEnded | CheckFailed], None],
+        report: Callable[[RankEnded | CheckPassed | CheckFailed], None],
     ) -> None:
         self.plan = plan
         self._guard = guard
@@ -176,7 +176,9 @@ class LocalHost:
             log.error("health check: %s%s", why, output, extra=event("health_check_failed", reason=why))
             last_line = f": {ended.output[-1]}" if ended.output else ""
             self._report(CheckFailed(self.plan.host, f"{why}{last_line}"))
-        self._spawn([rank for rank in wanted if ended.status == 0])
+        if wanted and ended.status == 0:
+            self._report(CheckPassed(wanted[0], self._live[wanted[0]].attempt))
+            self._spawn(wanted)
         for rank in ranks:
             if ended.status != 0 or rank not in wanted:
                 attempt = self._pop(rank).attempt

@@ -47,6 +47,14 @@ class MisfitReported:
 
 
 @dataclass(frozen=True, slots=True)
+class CheckPassed:
+    """The health check of a rank's host has passed, so the rank starts only now. Only host 0 reports this."""
+
+    rank: int
+    attempt: int
+
+
+@dataclass(frozen=True, slots=True)
 class CheckFailed:
     """The host's health check has failed, so its ranks have not been started."""
 
@@ -90,6 +98,7 @@ Event = (
     | RankEnded
     | RankSilent
     | MisfitReported
+    | CheckPassed
     | CheckFailed
     | RunStopped
     | RunCompleted

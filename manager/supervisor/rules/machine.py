@@ -178,6 +178,10 @@ class SupervisorMachine:
             case events.MisfitReported(reason):
                 for unit in self.units:
                     unit.misfit = reason if unit.phase is Phase.RUNNING else ""
+            case events.CheckPassed(rank, attempt):
+                unit = self._unit_of[rank]
+                if attempt == unit.attempt:
+                    unit.started_at = now
             case events.CheckFailed(host, reason):
                 self._exclude(Exclude(host, f"its health check failed: {reason}"), now)
             case events.RunStopped(reason):
