@@ -40,6 +40,7 @@ from manager.guard.child import PASSING_ERRORS, UNKILLABLE_S, Child, OutputQueue
 _POLL_S = 0.02
 _STRAYS_S = 5.0  # descendants that survive SIGKILL for this long after the end of their rank are abandoned
 _READ_BYTES = 1 << 16
+_LAST_READS = 16  # as much as the largest pipe holds (/proc/sys/fs/pipe-max-size)
 _REST_S = 1.0  # time limit for writing the remaining output before the exit
 STOPPED_S = 12.0  # how long a process may be stopped; a manager gives up a lost rank after about the same time
 
@@ -207,8 +208,9 @@ class Guard:
     def _report_end(self, child: Child, status: int, left: list[int]) -> None:
         del self._children[child.number]
         self._strays_until = time.monotonic() + _STRAYS_S
-        while self._read_output(child):
-            pass
+        for _ in range(_LAST_READS):  # a daemon that has dropped its mark may write forever
+            if not self._read_output(child):
+                break
         self._pause(child)
         self._show(child, child.lines.end())
         child.close()

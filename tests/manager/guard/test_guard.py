@@ -97,3 +97,14 @@ Root Cause (first observed failure):
     child.record_exit(1)
     guard._finish_children()
     assert failure_behind(1, received(control)["output"]) == Failure(9, 1, 77)
+
+
+def test_a_daemon_that_floods_the_output_of_its_rank_does_not_keep_the_guard(
+    start: Start, control: tuple[socket.socket, socket.socket], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It has dropped the mark of its tree, so nothing has ended it yet."""
+    guard, child = start(b"")
+    monkeypatch.setattr(guard, "_read_output", lambda _: True)
+    child.record_exit(0)
+    guard._finish_children()
+    assert received(control)["status"] == 0
