@@ -84,7 +84,8 @@ class LocalHost:
         self._live: dict[int, _Live] = {}
         self._is_idle = asyncio.Event()
         self._is_idle.set()
-        self._checks: dict[int, set[int]] = {}
+        self._unchecked: list[tuple[int, ...]] = []  # starts that wait for the next health check
+        self._checks: dict[int, set[int]] = {}  # the health check that is running, if any, and its ranks
 
     @property
     def running(self) -> tuple[int, ...]:
@@ -102,10 +103,11 @@ class LocalHost:
         self._is_idle.clear()
         for rank in ranks:
             self._live[rank] = _Live(attempt, f"{self.plan.incarnation}.{unit}")
-        if (check := self._settings.health_check) is None:
+        if self._settings.health_check is None:
             self._spawn(ranks)
         else:
-            self._run_health_check(check, self._settings.health_check_timeout_s, tuple(ranks))
+            self._unchecked.append(tuple(ranks))
+            asyncio.get_running_loop().call_soon(self._check_next)
 
     def halt(self, ranks: Sequence[int], grace_s: float) -> None:
         """Send SIGTERM to ranks, and SIGKILL after `grace_s` seconds. Repeated calls can only shorten that time."""
@@ -114,9 +116,7 @@ class LocalHost:
                 live.is_halted = True
                 if live.process is not None:
                     self._guard.halt(live.process, grace_s)
-        for check, examined in self._checks.items():
-            if all(self._live[rank].is_halted for rank in examined):
-                self._guard.halt(check, 0.0)
+        self._end_useless_checks()
 
     def forward_signal(self, number: int) -> None:
         """Forward signal `number`, which the supervisor has received, to the ranks that have a handler for it."""
@@ -153,21 +153,36 @@ class LocalHost:
         live = self._live.get(self.plan.host if self.plan.torchrun is not None else rank)
         return await self._guard.tail(live.process) if live is not None and live.process is not None else None
 
-    def _run_health_check(self, check: str, timeout_s: float, ranks: tuple[int, ...]) -> None:
-        """Run the command `check`, then start `ranks` if it exits with 0 within `timeout_s` seconds."""
+    def _check_next(self) -> None:
+        """Run one health check for all ranks that wait for it, unless one is running, because it may need all GPUs."""
+        check = self._settings.health_check
+        if check is not None and self._unchecked and not self._checks:
+            starts, self._unchecked = self._unchecked, []
+            self._run_health_check(check, self._settings.health_check_timeout_s, starts)
+            self._end_useless_checks()
+
+    def _end_useless_checks(self) -> None:
+        for check, examined in self._checks.items():
+            if all(self._live[rank].is_halted for rank in examined):
+                self._guard.halt(check, 0.0)
+
+    def _run_health_check(self, check: str, timeout_s: float, starts: Sequence[tuple[int, ...]]) -> None:
+        """Run the command `check`, then start the ranks if it exits with 0 within `timeout_s` seconds."""
         command = Command(tuple(shlex.split(check)), {}, f"{self.plan.replica_id}/health")
         loop = asyncio.get_running_loop()
         number = self._guard.start(command, lambda ended: examined(ended))
         limit = loop.call_later(timeout_s, self._guard.halt, number, 0.0)
         ends_at = loop.time() + timeout_s
-        self._checks[number] = set(ranks)
+        self._checks[number] = {rank for ranks in starts for rank in ranks}
 
         def examined(ended: Ended) -> None:
             is_late = loop.time() >= ends_at
             limit.cancel()
             del self._checks[number]
             why = f"not done within {timeout_s:g} s" if is_late else describe_status(ended.status)
-            self._finish_health_check(ranks, ended, why)
+            for ranks in starts:
+                self._finish_health_check(ranks, ended, why)
+            self._check_next()
 
     def _finish_health_check(self, ranks: tuple[int, ...], ended: Ended, why: str) -> None:
         wanted = [rank for rank in ranks if not self._live[rank].is_halted]

@@ -77,13 +77,14 @@ class Guard:
 
     def __init__(self) -> None:
         self.started: list[tuple[Command, Callable[[Ended], None]]] = []
+        self.halted: list[int] = []
 
     def start(self, command: Command, on_end: Callable[[Ended], None]) -> int:
         self.started.append((command, on_end))
         return len(self.started)
 
     def halt(self, number: int, grace_s: float) -> None:
-        raise AssertionError((number, grace_s))
+        self.halted.append(number)
 
 
 @pytest.mark.parametrize("status", [0, 3])
@@ -92,6 +93,7 @@ async def test_ranks_start_when_their_health_check_has_passed(status: int) -> No
     settings = SupervisorConfig(health_check="check gpus")
     local = LocalHost(plan(Layout(nproc=2)), cast(Any, below), settings, cast(Any, None), reports.append)
     local.start((0, 1), 7, "unit")
+    await asyncio.sleep(0)
     [(check, on_end)] = below.started
     assert (check.argv, reports) == (("check", "gpus"), [])
     on_end(Ended(status, ("ecc",)))
@@ -103,3 +105,26 @@ async def test_ranks_start_when_their_health_check_has_passed(status: int) -> No
             [],
             [CheckFailed(0, "exit code 3: ecc"), RankEnded(0, 7, -15), RankEnded(1, 7, -15)],
         )
+
+
+async def test_ranks_that_start_separately_share_a_health_check() -> None:
+    """At the same time, checks of the same GPUs would fail each other."""
+    below, reports = Guard(), list[RankEnded | CheckPassed | CheckFailed]()
+    settings = SupervisorConfig(health_check="check")
+    local = LocalHost(plan(Layout(nproc=4)), cast(Any, below), settings, cast(Any, None), reports.append)
+    local.start((0,), 0, "u0")
+    local.start((1,), 3, "u1")
+    await asyncio.sleep(0)
+    local.start((2,), 0, "u2")
+    await asyncio.sleep(0)
+    local.start((3,), 0, "u3")
+    assert len(below.started) == 1
+    below.started[0][1](Ended(0, ()))
+    assert [command.argv[0] for command, _ in below.started] == ["check", "sh", "sh", "check"]
+    assert reports == [CheckPassed(0, 0), CheckPassed(1, 3)]
+    local.halt((2, 3), 10.0)
+    assert below.halted == [4]
+    below.started[3][1](Ended(-9, ()))
+    await asyncio.sleep(0)
+    assert reports[2:] == [RankEnded(2, 0, -15), RankEnded(3, 0, -15)]
+    assert local.running == (0, 1)
