@@ -216,7 +216,7 @@ class Guard:
         child.close()
         output = child.lines.kept
         if left:
-            text = f"processes {left} cannot be killed: a driver or a file system does not let them end"
+            text = f"processes {left} cannot be killed: a driver or file system blocks them, or another user owns them"
             self._print(child.label, text)
             output = [*output, f"({text})"]
         self._send(

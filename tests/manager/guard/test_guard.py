@@ -71,7 +71,7 @@ def test_a_rank_that_the_kernel_does_not_end_is_reported(
     child.kill_at -= UNKILLABLE_S
     guard._finish_children()
     ended = received(control)
-    text = f"processes [{PID}] cannot be killed: a driver or a file system does not let them end"
+    text = f"processes [{PID}] cannot be killed: a driver or file system blocks them, or another user owns them"
     assert (ended["ended"], ended["status"]) == (1, -signal.SIGKILL)
     assert ended["output"] == ["cuda: uncorrectable error", f"({text})"]
     assert guard._output.next_chunk().decode() == f"[a/0] cuda: uncorrectable error\n[a/0] {text}\n"
