@@ -73,6 +73,8 @@ def _reset_inherited_state() -> None:
 
     - Reopen closed standard streams, or the next socket would get their number.
     - Unblock signals, or they could not stop a daemon.
+    - Stop ignoring SIGCHLD, or the kernel would discard the exit statuses of child processes, and pid 1 of a container
+      (`_run_under_init`) would never notice the end of its child.
     - Ignore SIGUSR1 and SIGUSR2 (Slurm's --signal=USR1@120), which would kill this process. A supervisor handles them
       later.
     """
@@ -84,6 +86,7 @@ def _reset_inherited_state() -> None:
         if getattr(sys, name) is None:
             setattr(sys, name, os.fdopen(descriptor, mode, closefd=False))
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     for number in (signal.SIGUSR1, signal.SIGUSR2):
         signal.signal(number, signal.SIG_IGN)
 

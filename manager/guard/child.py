@@ -24,11 +24,15 @@ from manager.guard.process_tree import MARK_VARIABLE
 
 _MAX_ERROR_BYTES = 1 << 16
 LOG_WARNED_EVERY_S = 60.0
+# How long a process may take to end after SIGKILL. Freeing the memory of a large one takes seconds, and a process that
+# waits for a driver or a file system in the kernel does not end at all.
+UNKILLABLE_S = 20.0
 PASSING_ERRORS = frozenset((errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.ESTALE, errno.EFBIG))
 """Errors of a file system that is full or unreachable, but may recover."""
 
 
-TAIL_LINES = 20
+TAIL_LINES = 20  # lines that logs and incidents show
+KEPT_LINES = 256  # torchrun's report of a failed rank ends with the traceback of that rank
 MAX_LINE_BYTES = 4096
 MAX_TAIL_CHARS = 400
 PIECE_BYTES = 4096  # PIPE_BUF: a writable pipe accepts this many bytes without blocking
@@ -39,7 +43,7 @@ class Lines:
 
     def __init__(self) -> None:
         self._rest = b""
-        self._tail: deque[bytes] = deque(maxlen=TAIL_LINES)
+        self._kept: deque[bytes] = deque(maxlen=KEPT_LINES)
 
     def feed(self, data: bytes) -> list[bytes]:
         """Add data, and return the lines that are now complete, without their newlines."""
@@ -47,7 +51,7 @@ class Lines:
         while len(self._rest) > MAX_LINE_BYTES:
             lines.append(self._rest[:MAX_LINE_BYTES])
             self._rest = self._rest[MAX_LINE_BYTES:]
-        self._tail.extend(line for line in lines if line.strip())
+        self._kept.extend(line for line in lines if line.strip())
         return lines
 
     def end(self) -> list[bytes]:
@@ -55,15 +59,15 @@ class Lines:
         return self.feed(b"\n") if self._rest else []
 
     @property
-    def tail(self) -> list[str]:
-        """The last non-empty lines, as printable text."""
-        return [_printable(line) for line in self._tail]
+    def kept(self) -> list[str]:
+        """The last KEPT_LINES non-empty lines, as printable text."""
+        return [_printable(line) for line in self._kept]
 
     @property
     def current_tail(self) -> list[str]:
-        """The last non-empty lines, including the unfinished one, which may be a progress bar."""
+        """The last TAIL_LINES non-empty lines, including the unfinished one, which may be a progress bar."""
         rest = [_printable(self._rest)] if self._rest.strip() else []
-        return [*self.tail, *rest][-TAIL_LINES:]
+        return [*self.kept, *rest][-TAIL_LINES:]
 
 
 class OutputQueue:

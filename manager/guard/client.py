@@ -24,6 +24,7 @@ from lighthouse_runtime.log_event import event
 from lighthouse_runtime.process import grpc_environment
 from lighthouse_runtime.process.logs import without_credentials
 from manager.guard import process_tree
+from manager.guard.child import TAIL_LINES, UNKILLABLE_S
 
 log = logging.getLogger(__name__)
 
@@ -55,7 +56,7 @@ class Ended:
     """A process and all of its descendants have ended."""
 
     status: int  # exit code, or minus the number of the signal, as in subprocess
-    output: tuple[str, ...]  # last lines of its output
+    output: tuple[str, ...]  # last KEPT_LINES of its output
     cause: str = ""  # why the guard killed it, or the message in the error file of torch's @record
 
 
@@ -108,11 +109,12 @@ class GuardClient:
     def halt(self, number: int, grace_s: float) -> None:
         """Send SIGTERM to the process group, and SIGKILL to the whole tree after `grace_s` seconds.
 
-        If the guard does not do this within another END_TIMEOUT_S, it is killed with all its processes.
+        If the guard does not report the end within another UNKILLABLE_S + END_TIMEOUT_S, it is killed with all its
+        processes.
         """
         self._resume_guard()
         self._send(halt=number, grace_s=grace_s)
-        asyncio.get_running_loop().call_later(grace_s + END_TIMEOUT_S, self._check_end, number)
+        asyncio.get_running_loop().call_later(grace_s + UNKILLABLE_S + END_TIMEOUT_S, self._check_end, number)
 
     def forward_signal(self, number: int, signal_number: int) -> None:
         """Send a signal to a started process if it has a handler, or else to its nearest descendants that have one."""
@@ -133,7 +135,7 @@ class GuardClient:
 
     async def run(self) -> int:
         """Receive the guard's reports of process exits until the guard itself exits. Return its exit status."""
-        reader, self._writer = await asyncio.open_unix_connection(sock=self._socket, limit=1 << 20)
+        reader, self._writer = await asyncio.open_unix_connection(sock=self._socket, limit=1 << 22)
         self._writer.writelines(self._unsent)
         watching = asyncio.create_task(self._keep_awake(), name="guard is awake")
         try:
@@ -241,4 +243,4 @@ def cause_of(error_file: str) -> str:
 
 
 def format_output(output: Sequence[str]) -> str:
-    return "".join(f"\n    | {line}" for line in output)
+    return "".join(f"\n    | {line}" for line in output[-TAIL_LINES:])

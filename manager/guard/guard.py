@@ -35,11 +35,12 @@ from pathlib import Path
 from typing import Any
 
 from manager.guard import process_tree
-from manager.guard.child import PASSING_ERRORS, Child, OutputQueue
+from manager.guard.child import PASSING_ERRORS, UNKILLABLE_S, Child, OutputQueue
 
 _POLL_S = 0.02
-_UNKILLABLE_S = 5.0  # processes that survive SIGKILL for this long are reported and abandoned
+_STRAYS_S = 5.0  # descendants that survive SIGKILL for this long after the end of their rank are abandoned
 _READ_BYTES = 1 << 16
+_LAST_READS = 16  # as much as the largest pipe holds (/proc/sys/fs/pipe-max-size)
 _REST_S = 1.0  # time limit for writing the remaining output before the exit
 STOPPED_S = 12.0  # how long a process may be stopped; a manager gives up a lost rank after about the same time
 
@@ -84,8 +85,9 @@ class Guard:
         now = time.monotonic()
         kills = [child.kill_at for child in self._children.values() if child.kill_at is not None]
         stops = [child.stopped_at for child in self._children.values() if child.stopped_at is not None]
-        waits = [*(min(_POLL_S, at - now) for at in kills), *(at + STOPPED_S - now for at in stops)]
-        return max(0.0, min(waits)) if waits else None
+        waits = [*(min(_POLL_S, at - now) if at > now else _POLL_S for at in kills)]
+        waits += [max(0.0, at + STOPPED_S - now) for at in stops]
+        return min(waits, default=None)
 
     # -- orders
 
@@ -184,7 +186,9 @@ class Guard:
                 left = process_tree.marked_descendants(os.getpid(), child.mark, child.pid)
             if _is_due(child, now):
                 process_tree.kill(left)
-            if child.status is not None and (not left or now >= (child.kill_at or now) + _UNKILLABLE_S):
+            if child.status is None and child.kill_at is not None and now >= child.kill_at + UNKILLABLE_S:
+                child.record_exit(-signal.SIGKILL)  # the kernel ends it later, or never
+            if child.status is not None and (not left or now >= (child.kill_at or now) + _STRAYS_S):
                 self._report_end(child, child.status, left)
         self._end_strays()
 
@@ -203,20 +207,25 @@ class Guard:
 
     def _report_end(self, child: Child, status: int, left: list[int]) -> None:
         del self._children[child.number]
-        self._strays_until = time.monotonic() + _UNKILLABLE_S
-        while self._read_output(child):
-            pass
+        self._strays_until = time.monotonic() + _STRAYS_S
+        for _ in range(_LAST_READS):  # a daemon that has dropped its mark may write forever
+            if not self._read_output(child):
+                break
         self._pause(child)
         self._show(child, child.lines.end())
         child.close()
-        output = child.lines.tail + ([f"(processes {left} cannot be killed)"] if left else [])
+        output = child.lines.kept
+        if left:
+            text = f"processes {left} cannot be killed: a driver or file system blocks them, or another user owns them"
+            self._print(child.label, text)
+            output = [*output, f"({text})"]
         self._send(
             {"ended": child.number, "status": status, "output": output, "error": child.error(), "why": child.why}
         )
 
     def _end_all(self) -> None:
         """Kill all descendants of the guard, including processes that start during the call."""
-        ends_at = time.monotonic() + _UNKILLABLE_S
+        ends_at = time.monotonic() + _STRAYS_S
         while (left := process_tree.descendants(os.getpid())) and time.monotonic() < ends_at:
             process_tree.kill(left)
             time.sleep(0.005)

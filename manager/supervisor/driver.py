@@ -54,14 +54,18 @@ class SupervisorDriver:
             case messages.HelloRejected(error):
                 self.feed(events.EndAsked(1, f"this supervisor was refused by the lighthouse: {error}"))
 
-    def handle_manager_exit(self, status: int, grace_s: float) -> None:
+    def handle_manager_exit(self, status: int, grace_s: float, *, is_saving: bool = False) -> None:
         """Handle the exit of the group's manager. Status 0 means that the group has drained. Any other is an error.
 
         `grace_s` is the time until a preempted host is taken away, or 0 without a preemption notice. After a drain,
         ranks get this time to exit if it exceeds --termination-grace.
+
+        If `is_saving`, the ranks may still save a checkpoint, and a second call ends them. Until then, a rank that
+        fails is no loss: a restart would end the saves of the other ranks, and the group has left anyway.
         """
         if status == 0:
-            self.feed(events.EndAsked(0, "the group has left its quorum", grace_s=grace_s))
+            why = "the group has left its quorum"
+            self.feed(events.EndAsked(0, why, is_leaving=is_saving, grace_s=grace_s))
         else:
             self.feed(events.EndAsked(1, "its manager cannot continue; see above"))
 

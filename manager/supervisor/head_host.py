@@ -119,10 +119,8 @@ class WorkerHosts:
         finally:
             heartbeats.cancel()
             if self._hosts.get(host) is connected:
-                del self._hosts[host]
                 log.warning("lost host %d", host, extra=event("host_lost", host=host))
-                self._head.lose_notices(host)
-                self._head.feed(HostLost(host, "its supervisor disconnected"))
+                self._lose(host, "its supervisor disconnected")
 
     def _check_hello(self, entry: hosts.HostHello) -> None:
         plan = self._head.plan
@@ -134,10 +132,15 @@ class WorkerHosts:
                 f"and host 0 for {ours}; give all hosts of a group the same options"
             )
 
+    def _lose(self, host: int, why: str) -> None:
+        del self._hosts[host]
+        self._head.lose_notices(host)
+        self._head.feed(HostLost(host, why))
+
     def _enter(self, host: int, sender: Sender) -> _Host:
-        if (older := self._hosts.pop(host, None)) is not None:
+        if (older := self._hosts.get(host)) is not None:
             older.sender.end(Superseded(f"another supervisor of host {host} has connected"))
-            self._head.feed(HostLost(host, "its supervisor was restarted"))
+            self._lose(host, "its supervisor was restarted")
         log.info("host %d connected", host, extra=event("host_joined", host=host))
         connected = self._hosts[host] = _Host(sender, asyncio.get_running_loop().time())
         address, port = self._head.plan.master
@@ -372,16 +375,16 @@ class HeadHost(HostSupervisor):
                     self._preemption.record_answer(others)
             case GroupGivenUp(reason):
                 self.feed(events.MisfitReported(reason))
-            case RankGivenUp(rank, reason, lost_at, has_left):
+            case RankGivenUp(rank, reason):
                 # torchrun handles the loss of its ranks itself.
-                if self._local is not None and self._local.plan.torchrun is None and not has_left:
-                    self.feed(events.RankSilent(rank, lost_at, reason))
+                if self._local is not None and self._local.plan.torchrun is None and not outcome.is_expected:
+                    self.feed(events.RankSilent(rank, reason))
             case Killed(reason, behind) if not behind:
                 self.feed(events.KillAsked(reason))
             case Killed(reason, behind):  # only a kill that stalled ranks caused counts as a loss
                 for rank in sorted(behind) if self._local is not None else ():
                     why = f"rank {rank} is behind ({reason})"
-                    self.feed(events.RankSilent(self.plan.process_of(rank), self._loop.time(), why))
+                    self.feed(events.RankSilent(self.plan.process_of(rank), why))
 
     async def probe(self, request: WatchHello, is_here: bool) -> ProcessSnapshot:
         if not is_here:
@@ -457,10 +460,10 @@ class HeadHost(HostSupervisor):
 
     def _handle_manager_exit(self, status: int) -> None:
         """Handle the manager's exit. After a drain (`status` 0), first let the ranks save a checkpoint if it is due."""
-        if status == 0 and (left_s := self._save_left_s) > 0:
+        left_s = self._save_left_s if status == 0 else 0.0
+        if left_s > 0:
             self._loop.call_later(left_s, self._handle_manager_exit, status)
-        else:
-            self._driver.handle_manager_exit(status, self._exit_left_s)
+        self._driver.handle_manager_exit(status, self._exit_left_s, is_saving=left_s > 0)
 
     # -- Group, for the driver
 

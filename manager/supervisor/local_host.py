@@ -33,13 +33,14 @@ from lighthouse_runtime.net.address import resolves_to_loopback
 from lighthouse_runtime.process.loop import ServiceManager, on_failed_callbacks, on_signals, start_part
 from lighthouse_runtime.security.client_tls import variables_of
 from manager.evidence import probe_with_output
+from manager.guard.child import TAIL_LINES
 from manager.guard.client import Command, Ended, GuardClient, format_output
 from manager.preemption.sources import chosen_sources, follow, polled_sources, read_signal
 from manager.server.config import ManagerConfig
 from manager.supervisor.config import SupervisorConfig
 from manager.supervisor.keepers import Keepers
 from manager.supervisor.lighthouse_link import Supervisor, SupervisorLink
-from manager.supervisor.rules.events import CheckFailed, RankEnded
+from manager.supervisor.rules.events import CheckFailed, CheckPassed, RankEnded
 from manager.supervisor.rules.machine import STOPPED_STATUS
 from manager.supervisor.rules.plan import LaunchPlan, Torchrun, failure_behind
 from manager.supervisor.rules.restart_policy import describe_status
@@ -72,7 +73,7 @@ class LocalHost:
         guard: GuardClient,
         settings: SupervisorConfig,
         link: SupervisorLink,
-        report: Callable[[RankEnded | CheckFailed], None],
+        report: Callable[[RankEnded | CheckPassed | CheckFailed], None],
     ) -> None:
         self.plan = plan
         self._guard = guard
@@ -83,7 +84,8 @@ class LocalHost:
         self._live: dict[int, _Live] = {}
         self._is_idle = asyncio.Event()
         self._is_idle.set()
-        self._checks: dict[int, set[int]] = {}
+        self._unchecked: list[tuple[int, ...]] = []  # starts that wait for the next health check
+        self._checks: dict[int, set[int]] = {}  # the health check that is running, if any, and its ranks
 
     @property
     def running(self) -> tuple[int, ...]:
@@ -101,10 +103,11 @@ class LocalHost:
         self._is_idle.clear()
         for rank in ranks:
             self._live[rank] = _Live(attempt, f"{self.plan.incarnation}.{unit}")
-        if (check := self._settings.health_check) is None:
+        if self._settings.health_check is None:
             self._spawn(ranks)
         else:
-            self._run_health_check(check, self._settings.health_check_timeout_s, tuple(ranks))
+            self._unchecked.append(tuple(ranks))
+            asyncio.get_running_loop().call_soon(self._check_next)
 
     def halt(self, ranks: Sequence[int], grace_s: float) -> None:
         """Send SIGTERM to ranks, and SIGKILL after `grace_s` seconds. Repeated calls can only shorten that time."""
@@ -113,9 +116,7 @@ class LocalHost:
                 live.is_halted = True
                 if live.process is not None:
                     self._guard.halt(live.process, grace_s)
-        for check, examined in self._checks.items():
-            if all(self._live[rank].is_halted for rank in examined):
-                self._guard.halt(check, 0.0)
+        self._end_useless_checks()
 
     def forward_signal(self, number: int) -> None:
         """Forward signal `number`, which the supervisor has received, to the ranks that have a handler for it."""
@@ -152,21 +153,36 @@ class LocalHost:
         live = self._live.get(self.plan.host if self.plan.torchrun is not None else rank)
         return await self._guard.tail(live.process) if live is not None and live.process is not None else None
 
-    def _run_health_check(self, check: str, timeout_s: float, ranks: tuple[int, ...]) -> None:
-        """Run the command `check`, then start `ranks` if it exits with 0 within `timeout_s` seconds."""
+    def _check_next(self) -> None:
+        """Run one health check for all ranks that wait for it, unless one is running, because it may need all GPUs."""
+        check = self._settings.health_check
+        if check is not None and self._unchecked and not self._checks:
+            starts, self._unchecked = self._unchecked, []
+            self._run_health_check(check, self._settings.health_check_timeout_s, starts)
+            self._end_useless_checks()
+
+    def _end_useless_checks(self) -> None:
+        for check, examined in self._checks.items():
+            if all(self._live[rank].is_halted for rank in examined):
+                self._guard.halt(check, 0.0)
+
+    def _run_health_check(self, check: str, timeout_s: float, starts: Sequence[tuple[int, ...]]) -> None:
+        """Run the command `check`, then start the ranks if it exits with 0 within `timeout_s` seconds."""
         command = Command(tuple(shlex.split(check)), {}, f"{self.plan.replica_id}/health")
         loop = asyncio.get_running_loop()
         number = self._guard.start(command, lambda ended: examined(ended))
         limit = loop.call_later(timeout_s, self._guard.halt, number, 0.0)
         ends_at = loop.time() + timeout_s
-        self._checks[number] = set(ranks)
+        self._checks[number] = {rank for ranks in starts for rank in ranks}
 
         def examined(ended: Ended) -> None:
             is_late = loop.time() >= ends_at
             limit.cancel()
             del self._checks[number]
             why = f"not done within {timeout_s:g} s" if is_late else describe_status(ended.status)
-            self._finish_health_check(ranks, ended, why)
+            for ranks in starts:
+                self._finish_health_check(ranks, ended, why)
+            self._check_next()
 
     def _finish_health_check(self, ranks: tuple[int, ...], ended: Ended, why: str) -> None:
         wanted = [rank for rank in ranks if not self._live[rank].is_halted]
@@ -175,7 +191,9 @@ class LocalHost:
             log.error("health check: %s%s", why, output, extra=event("health_check_failed", reason=why))
             last_line = f": {ended.output[-1]}" if ended.output else ""
             self._report(CheckFailed(self.plan.host, f"{why}{last_line}"))
-        self._spawn([rank for rank in wanted if ended.status == 0])
+        if wanted and ended.status == 0:
+            self._report(CheckPassed(wanted[0], self._live[wanted[0]].attempt))
+            self._spawn(wanted)
         for rank in ranks:
             if ended.status != 0 or rank not in wanted:
                 attempt = self._pop(rank).attempt
@@ -216,7 +234,7 @@ class LocalHost:
             fields = event("rank_ended", rank=rank, reason=reason, attempt=live.attempt)
             level = logging.INFO if status == -signal.SIGINT else logging.ERROR  # Ctrl-C in the script
             log.log(level, "%s died: %s%s", self.plan.label(rank), reason, format_output(ended.output), extra=fields)
-            self._link.report_loss(ProcessLost(process, reason, ended.output))
+            self._link.report_loss(ProcessLost(process, reason, ended.output[-TAIL_LINES:]))
         self._report(RankEnded(rank, live.attempt, status, ended.cause))
 
 

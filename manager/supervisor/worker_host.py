@@ -35,7 +35,7 @@ from manager.group.link import UnreachableLog
 from manager.guard.client import GuardClient
 from manager.supervisor.head_host import HEARTBEAT_S, SILENCE_S
 from manager.supervisor.local_host import HostSupervisor, Launch, LocalHost
-from manager.supervisor.rules.events import CheckFailed, RankEnded
+from manager.supervisor.rules.events import CheckFailed, CheckPassed, RankEnded
 from manager.supervisor.rules.machine import STOP_GRACE_S, STOPPED_STATUS
 
 log = logging.getLogger(__name__)
@@ -221,8 +221,10 @@ class WorkerHost(HostSupervisor):
             case hosts.HostHeartbeat():
                 pass
 
-    def _report(self, event: RankEnded | CheckFailed) -> None:
+    def _report(self, event: RankEnded | CheckPassed | CheckFailed) -> None:
         match event:
+            case CheckPassed():  # a group's checks run at the same time, so that of host 0 stands for all
+                pass
             case RankEnded(rank, attempt, status, cause):
                 self._send(hosts.HostRankEnded(rank, attempt, status, cause))
             case CheckFailed(_, reason):

@@ -33,10 +33,9 @@ class RankEnded:
 
 @dataclass(frozen=True, slots=True)
 class RankSilent:
-    """The group's manager counts a rank as lost, but its process may still exist."""
+    """The group's manager counts the current process of a rank as lost, but this process may still exist."""
 
     rank: int
-    lost_at: float  # when the manager recorded the loss
     reason: str
 
 
@@ -45,6 +44,14 @@ class MisfitReported:
     """The group does not fit its peers: its model or its script is different. Its ranks are about to exit."""
 
     reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class CheckPassed:
+    """The health check of a rank's host has passed, so the rank starts only now. Only host 0 reports this."""
+
+    rank: int
+    attempt: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +98,7 @@ Event = (
     | RankEnded
     | RankSilent
     | MisfitReported
+    | CheckPassed
     | CheckFailed
     | RunStopped
     | RunCompleted

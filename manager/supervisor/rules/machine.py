@@ -178,6 +178,10 @@ class SupervisorMachine:
             case events.MisfitReported(reason):
                 for unit in self.units:
                     unit.misfit = reason if unit.phase is Phase.RUNNING else ""
+            case events.CheckPassed(rank, attempt):
+                unit = self._unit_of[rank]
+                if attempt == unit.attempt:
+                    unit.started_at = now
             case events.CheckFailed(host, reason):
                 self._exclude(Exclude(host, f"its health check failed: {reason}"), now)
             case events.RunStopped(reason):
@@ -209,9 +213,9 @@ class SupervisorMachine:
                 self._handle_loss(unit, self._layout.host_of(ended.rank), why, now)
 
     def _handle_silent_rank(self, silent: events.RankSilent, now: float) -> None:
-        """Handle the loss of a rank whose process still runs. Ignore the report if the rank was restarted since."""
+        """Handle the loss of a rank whose process still runs."""
         unit = self._unit_of.get(silent.rank)
-        if unit is None or silent.rank not in unit.running or silent.lost_at < unit.started_at:
+        if unit is None or silent.rank not in unit.running:
             return
         if self._ending is None and unit.phase is Phase.RUNNING:
             why = f"{silent.reason}; its process is still running"

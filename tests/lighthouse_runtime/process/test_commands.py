@@ -1,4 +1,4 @@
-"""The console commands before and outside of a verb: interrupts during imports, and output that fails."""
+"""The console commands before and outside of a verb: inherited signals, interrupts during imports, failing output."""
 
 import signal
 import subprocess
@@ -15,6 +15,14 @@ from lighthouse_runtime.process import commands
 
 load = commands._load
 commands._load = lambda package: (os.kill(os.getpid(), signal.SIGINT), load(package))
+commands.lighthouse()
+"""
+
+_STATUS_OF_A_CHILD = """
+import os, sys
+from lighthouse_runtime.process import commands
+
+commands._load = lambda package: sys.exit(os.waitstatus_to_exitcode(os.waitpid(os.fork() or os._exit(3), 0)[1]))
 commands.lighthouse()
 """
 
@@ -40,3 +48,13 @@ def test_a_background_job_ignores_ctrl_c() -> None:
 @pytest.mark.parametrize("arguments", [(START_LIGHTHOUSE, "--help"), (START_MANAGER, "run", "--help")])
 def test_help_that_cannot_be_written_is_an_error(arguments: tuple[str, ...]) -> None:
     assert _run(*arguments, stdout="/dev/full") == (1, "Error: cannot write to stdout: No space left on device\n")
+
+
+def test_a_parent_that_ignores_sigchld_costs_no_exit_status() -> None:
+    ignoring = f"import os, signal; signal.signal(signal.SIGCHLD, signal.SIG_IGN)\n{_STATUS_OF_A_CHILD}"
+    assert _run(ignoring) == (3, "")
+
+
+def test_the_first_process_of_a_container_ends_with_its_child_even_if_sigchld_was_ignored() -> None:
+    first = "import os, signal; signal.signal(signal.SIGCHLD, signal.SIG_IGN); os.getpid = lambda: 1\n"
+    assert _run(first + _STATUS_OF_A_CHILD) == (3, "")

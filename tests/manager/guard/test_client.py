@@ -104,6 +104,7 @@ async def test_a_process_that_stays_stopped_is_killed(monkeypatch: pytest.Monkey
 async def test_one_that_is_stopped_again_and_again_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its ranks end with it, and run() tells."""
     monkeypatch.setattr(client, "END_TIMEOUT_S", 1.0)
+    monkeypatch.setattr(client, "UNKILLABLE_S", 0.0)
     monkeypatch.setattr(client.GuardClient, "_resume_guard", lambda self: None)  # in vain
     started = GuardClient()
     task = asyncio.create_task(started.run())

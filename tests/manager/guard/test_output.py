@@ -40,23 +40,24 @@ def test_a_line_that_does_not_end_is_cut() -> None:
 def test_the_tail_is_the_last_lines_that_say_something() -> None:
     lines = Lines()
     lines.feed(b"".join(b"%d\n\n" % i for i in range(100)))
-    assert lines.tail == [str(i) for i in range(100 - TAIL_LINES, 100)]
+    assert lines.current_tail == [str(i) for i in range(100 - TAIL_LINES, 100)]
+    assert lines.kept == [str(i) for i in range(100)]
 
 
 def test_the_tail_is_safe_to_show() -> None:
     lines = Lines()
     lines.feed(b"10%\r100%\n\x1b[31mred\n\xff\n" + b"y" * 1000 + b"\n")
-    assert lines.tail == ["100%", "\N{REPLACEMENT CHARACTER}[31mred", "\N{REPLACEMENT CHARACTER}", "y" * MAX_TAIL_CHARS]
+    assert lines.kept == ["100%", "\N{REPLACEMENT CHARACTER}[31mred", "\N{REPLACEMENT CHARACTER}", "y" * MAX_TAIL_CHARS]
 
 
 def test_while_it_is_written_a_line_without_an_end_counts() -> None:
     lines = Lines()
     lines.feed(b"".join(b"%d\n" % i for i in range(100)) + b"epoch 3:  10%\repoch 3:  20%\r")
     assert lines.current_tail == [*(str(i) for i in range(101 - TAIL_LINES, 100)), "epoch 3:  20%"]
-    assert lines.tail == [str(i) for i in range(100 - TAIL_LINES, 100)]
+    assert lines.kept == [str(i) for i in range(100)]
     lines.feed(b"done\n")
-    assert lines.current_tail == lines.tail
-    assert lines.tail[-1] == "done"
+    assert lines.current_tail == lines.kept[-TAIL_LINES:]
+    assert lines.kept[-1] == "done"
 
 
 @given(st.lists(st.binary(max_size=3000), max_size=20), st.integers(1, PIECE_BYTES))
