@@ -2,20 +2,26 @@
 
 import asyncio
 import json
+import math
 import time
 from concurrent.futures import TimeoutError as Late
 from contextlib import suppress
 from pathlib import Path
+
+import pytest
 
 from lighthouse.job.incident_driver import IncidentRegistry
 from lighthouse.job.ledger import Ledger
 from lighthouse.job.records import Group, QuorumConfig
 from lighthouse.job.registry import JobRegistry
 from lighthouse.job.run_driver import Ports
+from lighthouse.server.chaos import ChaosService
 from lighthouse.server.services import IncidentService
 from lighthouse.store.ledger_files import LedgerFiles
 from lighthouse_protocol.messages.membership import Participant
+from lighthouse_protocol.pb.extensions.chaos_pb2 import InjectRequest
 from lighthouse_protocol.pb.extensions.incident_pb2 import LedgerRequest
+from lighthouse_protocol.refusals import InvalidRequest
 from lighthouse_runtime.server.grpc_server import Call
 from lighthouse_runtime.timing.pacing import CHEAP_S
 
@@ -65,3 +71,12 @@ async def test_reports_of_a_large_ledger_do_not_hold_up_the_loop(tmp_path: Path)
     await service.write_ledger()
     [written, since] = map(json.loads, await report())
     assert written["to"] <= since["from"]
+
+
+@pytest.mark.parametrize("seconds", [-1.0, math.nan, math.inf, 61.0])
+async def test_a_fault_of_a_length_that_is_not_allowed_is_refused(seconds: float) -> None:
+    loop = asyncio.get_running_loop()
+    service = ChaosService(JobRegistry(QuorumConfig(), Ports(loop, loop.time)), is_allowed=True)
+    request = InjectRequest(job="j", replica_id="a", kind="cut", seconds=seconds)
+    with pytest.raises(InvalidRequest, match=r"^seconds: "):
+        await service.inject(request, Call(None, "ipv4:127.0.0.1:5", {}))
