@@ -11,12 +11,13 @@ from google.protobuf.message import DecodeError
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from lighthouse_protocol.constraints import EntryCount, Shortened
-from lighthouse_protocol.limits import MAX_SECONDS
+from lighthouse_protocol.constraints import MAX_TEXT_CHARS, EntryCount, Shortened
+from lighthouse_protocol.limits import MAX_REASON_CHARS, MAX_SECONDS
 from lighthouse_protocol.messages import hosts, incident, run, session, status
 from lighthouse_protocol.messages.chaos import FaultOrder
 from lighthouse_protocol.messages.incident import RankEvidence, SelfReport
 from lighthouse_protocol.messages.membership import Distrust, DistrustKind
+from lighthouse_protocol.messages.preemption import PreemptionNotice, PreemptionReport
 from lighthouse_protocol.messages.progress import (
     GroupView,
     OpenPhase,
@@ -40,7 +41,7 @@ from lighthouse_protocol.wire.codec import (
     Codec,
 )
 from lighthouse_protocol.wire.streams import Stream
-from tests.lighthouse.statuses import job, place
+from tests.lighthouse.statuses import job, member, place
 from tests.lighthouse.statuses import status as status_of
 from tests.lighthouse_protocol.builders import field
 from tests.lighthouse_protocol.drawn import HAND_WRITTEN, fields_of, messages, refused
@@ -187,6 +188,17 @@ def test_so_can_a_status_with_one(seconds: float, read: float):
     shown = status_of(job(stall_s=seconds, ranks=(place("a", 0, phase_s=seconds, progress_age_s=seconds),)))
     told = LIGHTHOUSE_STATUS.read(LIGHTHOUSE_STATUS.write(shown)).jobs[0]
     assert (told.stall_s, told.ranks[0].phase_s, told.ranks[0].progress_age_s) == (read, read, read)
+
+
+def test_a_status_can_contain_every_notice():
+    """One with a long reason cost the status of all jobs."""
+    reason = "r" * MAX_REASON_CHARS
+    notice = PreemptionNotice("s" * MAX_TEXT_CHARS, reason, "h" * MAX_REASON_CHARS, 1e9)
+    told = streams.SESSION_REQUESTS.read(streams.SESSION_REQUESTS.write(PreemptionReport(notice)))
+    assert told == PreemptionReport(notice)
+    preemption = status.PreemptionStatus(notice.source, notice.reason, notice.host, 1.0, notice.is_advice)
+    shown = status_of(job(member("a", preemption=preemption)))
+    assert LIGHTHOUSE_STATUS.read(LIGHTHOUSE_STATUS.write(shown)) == shown
 
 
 @pytest.mark.parametrize(
