@@ -14,7 +14,7 @@ from pathlib import Path
 from lighthouse.job.incidents import LIMIT, surplus
 from lighthouse_protocol.messages.incident import Incident, from_document, to_document
 from lighthouse_protocol.refusals import InvalidRequest
-from lighthouse_protocol.wire.codec import INCIDENT
+from lighthouse_protocol.wire.codec import INCIDENT_SUMMARY
 from lighthouse_runtime.log_event import event
 from lighthouse_runtime.process.files import make_private, write_private
 
@@ -47,7 +47,8 @@ class IncidentFiles:
                 if path.stat().st_size > MAX_FILE_BYTES:
                     raise ValueError(f"it has more than {MAX_FILE_BYTES >> 20} MiB")
                 incident = from_document(json.loads(path.read_bytes()))
-                INCIDENT.read(INCIDENT.write(incident))  # a value that no message can contain would break each status
+                # A value that no message can contain would break each status.
+                INCIDENT_SUMMARY.read(INCIDENT_SUMMARY.write(incident.summary))
                 found.append(incident)
                 self._jobs[incident.id] = incident.summary.job
             except (InvalidRequest, OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError) as e:
