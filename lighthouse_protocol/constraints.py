@@ -53,6 +53,11 @@ def check_age(value: float, field: str) -> float:
     return value
 
 
+def cap_age(value: float) -> float:
+    """Return the valid age that is closest to `value`. A sum of valid ages may be too large for the reader."""
+    return min(max(value, 0.0), MAX_SECONDS)
+
+
 def check_short(text: str, field: str, max_chars: int = MAX_TEXT_CHARS) -> str:
     if len(text) > max_chars:
         raise InvalidRequest(f"has {len(text)} characters; at most {max_chars}", field=field)
@@ -69,6 +74,10 @@ def check_offset(value: float, field: str) -> float:
     if not (math.isfinite(value) and abs(value) <= MAX_SECONDS):
         raise InvalidRequest(f"is {value}; it is a number of seconds", field=field)
     return value
+
+
+def cap_offset(value: float) -> float:
+    return min(max(value, -MAX_SECONDS), MAX_SECONDS)
 
 
 class IntRange:
@@ -168,8 +177,8 @@ Restarts = Annotated[int, IntRange(0, MAX_RESTARTS, "a budget of restarts is")]
 ExitStatus = Annotated[int, IntRange(-128, 255, "an exit code, or minus a signal, is")]
 Port = Annotated[int, IntRange(1, 65535, "ports are")]
 Seconds = Annotated[float, check_seconds]
-Age = Annotated[float, check_age]
-Offset = Annotated[float, check_offset]  # seconds before or after a moment, or a Unix time
+Age = Annotated[float, WireForm(cap_age, check_age)]
+Offset = Annotated[float, WireForm(cap_offset, check_offset)]  # seconds before or after a moment, or a Unix time
 Name = Annotated[str, check_name]
 Text = Annotated[str, check_short]
 FilledText = Annotated[str, check_filled]

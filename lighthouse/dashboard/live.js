@@ -10,10 +10,11 @@ function show(status) {
   setHidden(find('insecure'), !status.insecure);
   const names = new Set(status.jobs.map(job => job.job));
   for (const [name, card] of jobs) if (!names.has(name)) { card.section.remove(); jobs.delete(name); }
+  const paces = new Map(Object.entries(status.pace || {}));  // a job may have the name of a property of every object
   for (const job of status.jobs) {
     if (!jobs.has(job.job)) jobs.set(job.job, makeJob(job.job));
     const runs = (status.runs || []).filter(run => run.job === job.job);
-    showJob(jobs.get(job.job), job, runs, now_s, status.pace?.[job.job] || null);
+    showJob(jobs.get(job.job), job, runs, now_s, paces.get(job.job) || null);
   }
   trouble = troubleOfAll(status.jobs, now_s);
   showRuns(status.runs || []);

@@ -502,7 +502,7 @@ class JobDriver(MachineDriver[events.QuorumEvent, events.QuorumEffect]):
         status = job_status(
             self.job, self.machine, now, verdict, ranks, timeline, incidents, progress.heals, progress.known.data, rate
         )
-        return replace(status, discards=sum(self.account.discards.values()))
+        return replace(status, discards=self.account.all_discards)
 
     def take_sample(self) -> None:
         """Take a sample of the job's speed and size for `current_pace`. Call this every EVERY_S seconds."""
@@ -510,7 +510,7 @@ class JobDriver(MachineDriver[events.QuorumEvent, events.QuorumEffect]):
 
     def current_pace(self) -> Pace:
         """Return how fast the job is training now, and how fast it trained during the last few minutes."""
-        return self._samples.pace_of(self._levels(), sum(self.account.discards.values()), self._clock())
+        return self._samples.pace_of(self._levels(), self.account.all_discards, self._clock())
 
     def _levels(self) -> Levels:
         ranks = () if self.machine.job.groups else self.progress.ranks()

@@ -33,7 +33,7 @@ from lighthouse.job.progress import NOTHING, REASONS, JobProgress, Runs, differe
 from lighthouse.job.records import Group, GroupReports
 from lighthouse.job.roster import Job
 from lighthouse.job.run_driver import Ports, RunDriver
-from lighthouse_protocol.limits import cut_reason
+from lighthouse_protocol.limits import MAX_COUNT, cut_reason
 from lighthouse_protocol.messages.incident import Gathered, Incident, IncidentKind, IncidentSummary, RankEvidence
 from lighthouse_protocol.messages.membership import Participant, Quorum
 from lighthouse_protocol.messages.progress import GroupView, RankName, RankPlace
@@ -114,6 +114,11 @@ class JobAccount:
         if reports.trains_since is not None:
             self._past_s += now - reports.trains_since
             reports.trains_since = None
+
+    @property
+    def all_discards(self) -> int:
+        """Discarded steps, summed over groups and reasons. A wrong report counts up to what a message can contain."""
+        return min(MAX_COUNT, sum(self.discards.values()))
 
     def group_s(self, now: float) -> float:
         """Return the total training time of all groups, in group-seconds. It never decreases."""

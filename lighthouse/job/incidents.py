@@ -128,7 +128,7 @@ MAX_NAMED = 16  # losses named in a text
 MAX_SUSPECTS = 64
 EXIT_KEPT_S = 10.0  # longest time from the report of a dead process to the loss that it explains
 MAX_EXITS = 256
-MAX_EVIDENCE = 8  # processes of one loss
+MAX_EVIDENCE = 8  # processes of one loss or exit
 SLOW_AGAIN_S = 600.0  # shortest time between two incidents of the same slow rank
 
 
@@ -444,7 +444,9 @@ class IncidentMachine:
             self._lost.add_cause(replica_id, exit_)
         if not (is_member or is_lost) or len(self._exits) >= MAX_EXITS:
             return None
-        self._exits.setdefault(replica_id, []).append(exit_)
+        exits = self._exits.setdefault(replica_id, [])
+        if len(exits) < MAX_EVIDENCE:
+            exits.append(exit_)
         return []
 
     def open_unexplained_exits(self, now: float) -> list[Effect]:

@@ -14,7 +14,7 @@ import base64
 import functools
 import json
 import math
-from collections.abc import Iterable, Mapping, Set
+from collections.abc import Callable, Iterable, Mapping, Set
 from dataclasses import dataclass, field, fields, is_dataclass
 from enum import Enum, StrEnum, auto
 from operator import attrgetter
@@ -447,26 +447,34 @@ def _names(kind: type) -> tuple[str, ...]:
 
 def parse_run(raw: bytes) -> RunRecord:
     """Parse the output of `dump_run`. Raise ValueError, TypeError or AttributeError for other input."""
-    return _read(RunRecord, json.loads(raw))
+    read = _reader(RunRecord)
+    assert read is not None
+    return read(json.loads(raw))
 
 
-def _read(hint: Any, value: Any) -> Any:
-    """Convert a JSON value to the type `hint`."""
-    if value is None:
-        return None
+@functools.cache
+def _reader(hint: Any) -> Callable[[Any], Any] | None:
+    """Return the function that converts a JSON value to the type `hint`, or None if the value stays as it is.
+
+    A store may contain hundreds of runs with thousands of ranks, and nothing is served until all are read. So no
+    function is called for a plain value.
+    """
     if isinstance(hint, type) and is_dataclass(hint):
-        hints = _hints(hint)
-        return hint(**{name: _read(hints.get(name), field) for name, field in value.items()})
+        hints = get_type_hints(hint)
+        readers = [(name, read) for name in hints if (read := _reader(hints[name])) is not None]
+
+        def read_fields(value: Any) -> Any:
+            return hint(**value | {name: read(value[name]) for name, read in readers if value.get(name) is not None})
+
+        return read_fields
     match get_origin(hint), get_args(hint):
         case origin, (item, *_) if origin is tuple:
-            return tuple([_read(item, each) for each in value])
+            read_item = _reader(item)
+            return tuple if read_item is None else lambda values: tuple(map(read_item, values))
         case origin, (item, *_) if origin is UnionType:
-            return _read(item, value)
+            return _reader(item)
         case _:
-            return value
-
-
-_hints = functools.cache(get_type_hints)
+            return None
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,6 +26,7 @@ RECOVERED_FACTOR = 1.25
 MIN_EXCESS_S = 0.01  # per microbatch; less is within the noise of a busy host
 MIN_PEERS = 2
 WINDOWS_S = (60.0, 600.0)
+MAX_RATIO = 1e6  # a ratio to peers that report no more than nanoseconds might be infinite, which JSON cannot express
 
 
 class Slowness(NamedTuple):
@@ -148,7 +149,7 @@ def peer_medians(values: Sequence[float | None]) -> list[float | None]:
 
 
 def _ratio(value_s: float | None, median_s: float | None) -> float | None:
-    return None if value_s is None or not median_s else round(value_s / median_s, 2)
+    return None if value_s is None or not median_s else min(MAX_RATIO, round(value_s / median_s, 2))
 
 
 def _decrease(before: ComputeTotals, now: ComputeTotals) -> bool:

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from lighthouse.job.registry import JobRegistry
 from lighthouse.server.services import job_of, live_member
 from lighthouse_protocol.identity import check_name
-from lighthouse_protocol.messages.chaos import FaultKind, FaultOrder, FaultReport
+from lighthouse_protocol.messages.chaos import FaultKind, FaultReport
 from lighthouse_protocol.pb.extensions import chaos_pb2 as pb
 from lighthouse_protocol.refusals import InvalidRequest, NotPermitted, Unreachable, WrongState
 from lighthouse_protocol.wire.codec import FAULT_ORDER
@@ -44,8 +44,11 @@ class ChaosService:
             raise InvalidRequest(f"{request.kind!r} is not one of {', '.join(FaultKind)}", field="kind")
         number = next(self._numbers)
         rank = request.group_rank if request.HasField("group_rank") else None
-        order = FaultOrder(number, FaultKind(request.kind), rank, request.seconds, request.delay_s)
-        FAULT_ORDER.read(FAULT_ORDER.write(order)).check_limits()
+        fault = pb.FaultOrder(
+            number=number, kind=request.kind, group_rank=rank, seconds=request.seconds, delay_s=request.delay_s
+        )
+        order = FAULT_ORDER.read(fault)
+        order.check_limits()
         driver = self._jobs.find_job(job_of(call, request.job, check_name(request.replica_id)))
         member = live_member(driver, request.replica_id)
         name, reply, incident = member.replica_id, FutureReply[FaultReport](), ""

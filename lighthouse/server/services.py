@@ -281,6 +281,8 @@ class IncidentService:
         self._registry = registry
         self._ledger = ledger
         self._ledger_lock = asyncio.Lock()  # while lines are being written, they are neither in memory nor in a file
+        self._unwritten = Snapshots[int, list[str]]()  # lines since the last write, by the number of writes before
+        self._writes = 0
 
     def methods(self) -> Mapping[str, Entry]:
         return {
@@ -316,15 +318,19 @@ class IncidentService:
             raise NotServed("this lighthouse keeps no ledger; start it with --journal or --incident-dir")
         async with self._ledger_lock:
             lines, following = await asyncio.to_thread(self._ledger.read, request.page)
-            if not following:  # add the time since the last lines
-                lines += copy.deepcopy(self._registry.ledger).take_lines(self._jobs.ports.timers.time(), time.time())
+            if not following:
+                lines += self._unwritten.get(self._writes, self._unwritten_lines)
         return incident_pb.LedgerResponse(lines=[line for line in lines if line.startswith(prefix)], next=following)
+
+    def _unwritten_lines(self) -> list[str]:
+        return copy.deepcopy(self._registry.ledger).take_lines(self._jobs.ports.timers.time(), time.time())
 
     async def write_ledger(self, ledger: Ledger | None = None) -> None:
         """Write the lines of `ledger`, by default the current one, to the files. Drop the lines if there are none."""
         async with self._ledger_lock:
             now = time.time()
             lines = (ledger or self._registry.ledger).take_lines(self._jobs.ports.timers.time(), now)
+            self._writes += 1
             if self._ledger is not None:
                 await asyncio.to_thread(self._ledger.append, lines, now)
 

@@ -14,15 +14,17 @@ from lighthouse_runtime.web.webhook import post_json, shown_url
 log = logging.getLogger(__name__)
 
 POSTED_WITHIN_S = 60.0
-MAX_PENDING = 256
+MAX_PENDING = 10_000  # the cloud may reclaim the hosts of all groups at once
+MAX_OPEN = 32  # requests at a time
 
 
 class PreemptionWebhook:
-    """Posts notices as JSON. Repeats a failed request for up to POSTED_WITHIN_S, then logs the failure."""
+    """Posts notices as JSON, MAX_OPEN at a time. Repeats a failed request for up to POSTED_WITHIN_S, then logs it."""
 
     def __init__(self, url: str) -> None:
         self._url = url
         self._shown = shown_url(url)
+        self._turns = asyncio.Semaphore(MAX_OPEN)
         self._tasks: set[asyncio.Task[None]] = set()
 
     def post(self, job: str, replica_id: str, notice: PreemptionNotice) -> None:
@@ -42,11 +44,14 @@ class PreemptionWebhook:
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
     async def _post(self, job: str, replica_id: str, notice: PreemptionNotice) -> None:
-        backoff, error = Backoff(), ""
+        backoff, error = Backoff(), "earlier requests were not answered in time"
         try:
             async with asyncio.timeout(POSTED_WITHIN_S):
-                while (error := await post_json(self._url, _document(job, replica_id, notice))) != "":
-                    await backoff.wait()
+                while error:
+                    async with self._turns:
+                        error = await post_json(self._url, _document(job, replica_id, notice))
+                    if error:
+                        await backoff.wait()
         except TimeoutError:
             log.error("the notice of %s was not posted to %s within %g s: %s; check --on-preemption",
                       replica_id, self._shown, POSTED_WITHIN_S, error, extra=event("webhook_failed"))  # fmt: skip

@@ -167,6 +167,7 @@ class SharedStore:
         self._config = CandidateConfig(secrets.token_hex(8), ttl_s)
         self._timeout_s = self._config.request_timeout_s
         self._me = Leader(self._config.name, "", "", 0)
+        self._loading = 0  # number of the newest request for all records
         self._driver: LeadershipDriver | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self._has_work = asyncio.Event()
@@ -265,9 +266,11 @@ class SharedStore:
                 everything = self.records.keys.all
                 end = after_prefix(everything)
                 timeout_s = self._config.ttl_s * FENCE_SHARE
-                found = await self._client.read(everything, end, timeout_s)
-                if not self.records.is_leading:  # otherwise this is a late answer to an earlier candidacy
-                    self.records.take(found)
+                self._loading, fresh = number, EtcdStore(self._client.address.prefix, self._wake, self.gate.hold)
+                # In a thread, because the lease must be renewed while many records are parsed.
+                await asyncio.to_thread(fresh.take, await self._client.read(everything, end, timeout_s))
+                if self._loading == number and not self.records.is_leading:  # not late, for an earlier candidacy
+                    self.records.take_from(fresh)
                 return events.RecordsLoaded(number)
             case events.RenewLease(number, lease):
                 try:

@@ -178,6 +178,11 @@ class EtcdStore(Records):
                 extra=event("store_foreign_keys", keys=len(foreign)),
             )
 
+    def take_from(self, other: "EtcdStore") -> None:
+        """Replace the records in memory with those that `other` has read."""
+        self._jobs, self._runs, self.forgotten_id = other._jobs, other._runs, other.forgotten_id
+        self._sets = other._sets
+
     def begin(self, term: int, revision: int) -> None:
         """Start accepting changes.
 

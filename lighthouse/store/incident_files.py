@@ -13,6 +13,8 @@ from pathlib import Path
 
 from lighthouse.job.incidents import LIMIT, surplus
 from lighthouse_protocol.messages.incident import Incident, from_document, to_document
+from lighthouse_protocol.refusals import InvalidRequest
+from lighthouse_protocol.wire.codec import INCIDENT_SUMMARY
 from lighthouse_runtime.log_event import event
 from lighthouse_runtime.process.files import make_private, write_private
 
@@ -44,9 +46,12 @@ class IncidentFiles:
             try:
                 if path.stat().st_size > MAX_FILE_BYTES:
                     raise ValueError(f"it has more than {MAX_FILE_BYTES >> 20} MiB")
-                found.append(from_document(json.loads(path.read_bytes())))
-                self._jobs[found[-1].id] = found[-1].summary.job
-            except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError) as e:
+                incident = from_document(json.loads(path.read_bytes()))
+                # A value that no message can contain would break each status.
+                INCIDENT_SUMMARY.read(INCIDENT_SUMMARY.write(incident.summary))
+                found.append(incident)
+                self._jobs[incident.id] = incident.summary.job
+            except (InvalidRequest, OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError) as e:
                 log.warning(
                     "ignoring %s, which is not an incident file (%s: %s)",
                     path,

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from enum import StrEnum
 
-from lighthouse_protocol.constraints import Count, Offset, Text
+from lighthouse_protocol.constraints import Count, Offset, Reason, Text
 from lighthouse_protocol.messages.hosts import KeptState
 from lighthouse_protocol.messages.incident import IncidentSummary
 from lighthouse_protocol.messages.progress import DataUse, RankPlace
@@ -42,8 +42,8 @@ class PreemptionStatus:
     """Notice that a host of a replica group will be taken away."""
 
     source: Text
-    reason: Text
-    host: Text
+    reason: Reason
+    host: Reason
     left_s: Offset | None  # None if unknown
     is_advice: bool  # the host is only likely to be taken away
 

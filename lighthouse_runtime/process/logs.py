@@ -109,6 +109,8 @@ class _TextFormatter(logging.Formatter):
         fields = _fields(record)
         where = "/".join(str(fields[key]) for key in ("job", "run") if key in fields)
         record.message = f"[{where}] {record.message}" if where else record.message
+        # A message may quote text of callers, which must not look like a log line of its own.
+        record.message = re.sub(r"\n(?=\S)", "\n    ", record.message)
         return super().formatMessage(record)
 
     def format(self, record: logging.LogRecord) -> str:

@@ -74,6 +74,12 @@ def expires_at(pem: bytes) -> datetime.datetime:
     return x509.load_pem_x509_certificate(pem).not_valid_after_utc
 
 
+def is_valid_at(pem: bytes, now: datetime.datetime) -> bool:
+    """Return whether the first certificate in a PEM file's content is valid. Raise ValueError if there is none."""
+    certificate = x509.load_pem_x509_certificate(pem)
+    return certificate.not_valid_before_utc <= now < certificate.not_valid_after_utc
+
+
 def _builder(
     subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePublicKey, lasts: datetime.timedelta
 ) -> x509.CertificateBuilder:

@@ -172,6 +172,14 @@ def load_or_make(folder: Path, names: Iterable[str]) -> Credentials:
             write_private(folder / "ca.pem", pem)  # last, because this file marks the folder as complete
         credentials = Credentials(folder, pin_of((folder / "ca.pem").read_bytes()), is_new)
         renew_if_due(credentials, names)
+        if not _is_valid(folder / "ca.pem"):
+            log.error(
+                "by this host's clock, %s is not valid, so clients reject this lighthouse: set the clock; if it was "
+                "wrong when the CA was created, remove %s, start again, and use the new join string",
+                folder / "ca.pem",
+                folder,
+                extra=event("ca_not_valid", folder=str(folder)),
+            )
         _warn_of_readers(folder)
     except (OSError, ValueError) as e:
         raise InvalidRequest(f"cannot use {folder}: {e}", field=_OPTION) from None
@@ -224,11 +232,13 @@ def _make_tokens(folder: Path) -> None:
 def renew_if_due(credentials: Credentials, names: Iterable[str]) -> bool:
     """Create a server certificate if there is none or it expires soon. Return whether one was created.
 
-    Without the CA's key, keep an existing certificate even if it expires soon. Raise OSError or ValueError on failure.
+    Also replace a certificate that is not valid yet, because the clock was ahead when it was created. Without the CA's
+    key, keep an existing certificate in any case. Raise OSError or ValueError on failure.
     """
     has_key = (credentials.folder / "ca.key").exists()
     if credentials.certificate.exists() and (
-        not has_key or time_until_expiry(credentials.certificate) > RENEWED_BEFORE
+        not has_key
+        or (_is_valid(credentials.certificate) and time_until_expiry(credentials.certificate) > RENEWED_BEFORE)
     ):
         return False
     if not has_key:
@@ -348,6 +358,12 @@ def _check_owner(folder: Path) -> None:
             "user of the lighthouse",
             field=_OPTION,
         )
+
+
+def _is_valid(certificate: Path) -> bool:
+    from lighthouse_runtime.security import certificates
+
+    return certificates.is_valid_at(certificate.read_bytes(), datetime.datetime.now(datetime.UTC))
 
 
 def time_until_expiry(certificate: Path) -> datetime.timedelta:

@@ -44,6 +44,7 @@ BAD: dict[Any, tuple[Any, ...]] = {
     constraints.check_filled: ("", TOO_LONG),
     constraints.check_secret: ("", "x" * 31, "x" * 129, "\u00e9" * 40, "x" * 40 + "\n"),
     check_name: ("", "a b", "x" * 129),
+    constraints.ranks_from_bits: (bytes(MAX_GROUP_WORLD_SIZE // 8 + 1),),
 }
 PLAIN: dict[Any, st.SearchStrategy[Any]] = {
     bool: st.booleans(),
@@ -111,11 +112,13 @@ def _values(field: Field) -> st.SearchStrategy[Any]:
             drawn = st.integers(constraint.least, constraint.most)
         elif isinstance(constraint, Shortened):
             drawn = drawn.map(constraint.shorten)
-        else:
-            drawn = (
-                GOOD.get(constraint, drawn) if not isinstance(constraint, EntryCount | MaxChars | WireForm) else drawn
-            )
+        elif not isinstance(constraint, EntryCount | MaxChars):
+            drawn = GOOD.get(_check(constraint), drawn)
     return st.none() | drawn if field.is_optional else drawn
+
+
+def _check(constraint: Any) -> Any:
+    return constraint.from_wire if isinstance(constraint, WireForm) else constraint
 
 
 def refused(field: Field) -> Iterator[Any]:
@@ -125,10 +128,8 @@ def refused(field: Field) -> Iterator[Any]:
             yield from (constraint.least - 1, constraint.most + 1)
         elif isinstance(constraint, MaxChars):
             yield "x" * (constraint.most + 1)
-        elif isinstance(constraint, WireForm):
-            yield bytes(MAX_GROUP_WORLD_SIZE // 8 + 1)
-        elif constraint in BAD:
-            yield from BAD[constraint]
+        elif _check(constraint) in BAD:
+            yield from BAD[_check(constraint)]
     is_open = any(isinstance(constraint, UnknownAs) for constraint in field.constraints)
     if isinstance(field.type, type) and issubclass(field.type, StrEnum) and not is_open:
         yield from (0, 99, "of a newer version")

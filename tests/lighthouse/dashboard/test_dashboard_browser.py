@@ -482,6 +482,19 @@ async def test_on_a_phone_only_groups_with_a_ratio_show_their_compute_time(
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("name", ["constructor", "__proto__"])
+async def test_a_job_may_have_the_name_of_a_property_of_every_object(
+    browser: Chromium, lighthouse: FakeLighthouse, name: str
+):
+    """One that has ended has no pace; the jobs after it are shown, too."""
+    ended = job(name=name, verdict="no_joins", explanation="ended at step 7", ended_step=7)
+    lighthouse.shown, lighthouse.pace = status(ended, job(member("a"), name="j")), {"j": paced()}
+    async with browser.page(lighthouse.url) as page:
+        assert "Training at 2.50 steps/s with 2 of 3 groups" in await shown(page)
+        assert page.errors == []
+
+
+@pytest.mark.slow
 async def test_a_run_of_which_nothing_is_known_is_no_card(browser: Chromium, lighthouse: FakeLighthouse):
     """Supervisors of groups that train by quorums open one."""
     lighthouse.shown = status(job(member("a")), runs=(run_status(("default", "r"), RunMachine(), 0.0),))

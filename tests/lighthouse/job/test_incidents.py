@@ -550,6 +550,12 @@ class TestOneFaultIsOneIncident:
         assert (summary.kind, summary.text) == (IncidentKind.EXIT, "b: rank 1: SIGKILL")
         assert stage.machine.open_unexplained_exits(stage.now + 1000) == []
 
+    def test_of_many_that_no_loss_follows_it_has_the_output_of_the_first(self, stage: Stage):
+        for _ in range(10 * incidents.MAX_EVIDENCE):
+            stage.exited("b")
+        opened = only(Opened, stage.machine.open_unexplained_exits(stage.now + incidents.EXIT_KEPT_S))
+        assert len(opened.evidence) == incidents.MAX_EVIDENCE
+
     def test_that_of_a_group_outside_the_quorum_belongs_elsewhere(self, stage: Stage):
         assert stage.exited("x", is_member=False) is None
 

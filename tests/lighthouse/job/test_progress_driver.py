@@ -10,6 +10,7 @@ from lighthouse.job.incident_driver import MAX_HEALS_TOLD, JobAccount, ProgressD
 from lighthouse.job.progress import RankQuota
 from lighthouse.job.records import Group
 from lighthouse.job.run_driver import Ports, RunDriver
+from lighthouse_protocol.limits import MAX_COUNT
 from lighthouse_protocol.messages.progress import GroupView, HealProgress, HealTotals
 from lighthouse_protocol.messages.session import Discards, GroupCounts, GroupReport, ToManager
 from lighthouse_protocol.messages.status import TimelineKind
@@ -229,6 +230,15 @@ def test_what_all_groups_report_is_added_up():
     assert account.discards == {"group_lost": 0, "rank_lost": 0, "revoked": 0, "voted_no": 2}
     assert (account.heals.count, account.heals.total) == (4, 8.0)
     assert dict(account.heals.buckets())["2.5"] == 4
+
+
+def test_discards_that_cannot_be_right_fit_into_a_message():
+    """A broken manager begins again at every report."""
+    account = JobAccount(groups_of("a"))
+    for voted_no in (0, MAX_COUNT) * 1100:
+        account.add_report("a", GroupReport(counts=GroupCounts(discards=Discards(voted_no=voted_no))), 0.0)
+    assert sum(account.discards.values()) > 2**63
+    assert account.all_discards == MAX_COUNT
 
 
 def test_a_number_of_heals_that_cannot_be_right_does_not_hold_up_the_loop():

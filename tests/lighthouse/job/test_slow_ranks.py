@@ -7,7 +7,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lighthouse.job.slow_ranks import COMPARISONS, MIN_EXCESS_S, SLOW_AFTER_S, Slowness, SlowRanks, peer_medians
+from lighthouse.job.slow_ranks import (
+    COMPARISONS,
+    MAX_RATIO,
+    MIN_EXCESS_S,
+    SLOW_AFTER_S,
+    Slowness,
+    SlowRanks,
+    peer_medians,
+)
 from lighthouse_protocol.messages.progress import ComputeTotals, GroupView, RankName
 from tests.lighthouse_protocol.views import rank
 
@@ -128,6 +136,12 @@ def test_a_new_process_is_measured_from_its_first_report():
     job.incarnations["b"], job.totals["b"], job.compute_s["b"] = "2", ComputeTotals(1.0, 1), 0.2
     assert job.go(EVERY_S + 1) == []
     assert job.go(300) == []
+
+
+def test_a_ratio_to_peers_that_report_no_time_is_a_number():
+    job = Job({"a": 1e-300, "b": 1e9, "c": 1e-300})
+    job.go(SLOW_AFTER_S)
+    assert job.ranks.slowness(B)[:2] == (MAX_RATIO, MAX_RATIO)
 
 
 def test_totals_that_decrease_are_a_new_beginning():

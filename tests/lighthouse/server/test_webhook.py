@@ -80,6 +80,27 @@ async def test_a_url_that_never_takes_it_is_logged_without_its_path(
     assert "secret-path" not in record.getMessage()
 
 
+async def test_notices_of_a_thousand_groups_are_posted_a_few_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    posted: list[object] = []
+    is_open = most = 0
+
+    async def post(url: str, document: dict[str, object]) -> str:
+        nonlocal is_open, most
+        is_open += 1
+        most = max(most, is_open)
+        await asyncio.sleep(0)
+        is_open -= 1
+        posted.append(document["replica_id"])
+        return ""
+
+    monkeypatch.setattr(webhook, "post_json", post)
+    hook = PreemptionWebhook("http://127.0.0.1:1/")
+    for number in range(1000):
+        hook.post("j", f"g{number}", notice())
+    await asyncio.gather(*hook._tasks)
+    assert (len(set(posted)), most) == (1000, webhook.MAX_OPEN)
+
+
 async def test_pending_requests_are_bounded(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     monkeypatch.setattr(webhook, "MAX_PENDING", 2)
     hook = PreemptionWebhook("http://127.0.0.1:1/")

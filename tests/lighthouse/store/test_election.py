@@ -1,7 +1,8 @@
 """Whatever goes wrong with a request, the candidate learns it."""
 
 import asyncio
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import pytest
@@ -17,6 +18,7 @@ from lighthouse.store.etcd_client import (
     StoreUnavailable,
     parse_etcd_address,
 )
+from lighthouse.store.etcd_store import EtcdStore
 from lighthouse_protocol.refusals import NotLeader
 from tests.processes import PATIENCE_S
 
@@ -207,4 +209,20 @@ async def test_records_that_an_ended_candidacy_asked_for_do_not_replace_those_of
         await client.has_answered.wait()
         await lighthouse.shared.gate.wait_delivered()
     assert lighthouse.shared.records.load() == {"j": QuorumRecord(1)}
+    await lighthouse.shared.stop()
+
+
+async def test_the_lease_is_renewed_while_many_records_are_parsed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Hundreds of runs with thousands of ranks took longer than the lease: no lighthouse could ever lead."""
+    take = EtcdStore.take
+
+    def slow(store: EtcdStore, found: Iterable[KeyValue]) -> None:
+        time.sleep(0.9)  # the lighthouse may act for 0.8 s after its last renewal
+        take(store, found)
+
+    monkeypatch.setattr(EtcdStore, "take", slow)
+    lighthouse = Lighthouse(OddClient("nothing", StoreUnavailable("")))
+    await lighthouse.start()
+    async with asyncio.timeout(PATIENCE_S):
+        await lighthouse.began.wait()
     await lighthouse.shared.stop()

@@ -1,6 +1,8 @@
 """The newest incidents, in memory and as files."""
 
+import json
 import logging
+import math
 import stat
 from pathlib import Path
 from typing import Any
@@ -15,6 +17,7 @@ from lighthouse.job.incidents import DROPPED, LIMIT, IncidentArchive, surplus
 from lighthouse.server.config import LighthouseConfig
 from lighthouse.store import incident_files
 from lighthouse.store.incident_files import IncidentFiles
+from lighthouse_protocol.messages.incident import to_document
 from lighthouse_protocol.refusals import UnknownName
 from tests.lighthouse.evidence import incident, member
 
@@ -148,6 +151,15 @@ class TestFiles:
             f"{n}.json" for n in "abcd"
         ]
         assert len(list(tmp_path.iterdir())) == 4
+        files.close()
+
+    @pytest.mark.parametrize("changed", [{"opened_unix_s": "noon"}, {"noticed_s": math.nan}, {"quorum_id": 2**63}])
+    def test_one_with_a_value_that_no_status_can_contain_is_left_alone(self, tmp_path: Path, changed: dict[str, Any]):
+        """Before, the lighthouse did not start, or no status could be read."""
+        for document in (to_document(incident("i1")), {**to_document(incident("i2")), **changed}):
+            (tmp_path / f"{document['id']}.json").write_text(json.dumps(document))
+        files = IncidentFiles(tmp_path)
+        assert [each.id for each in files.load()] == ["i1"]
         files.close()
 
     def test_a_folder_that_cannot_be_written_is_said_once(self, tmp_path: Path, caplog: pytest.LogCaptureFixture):

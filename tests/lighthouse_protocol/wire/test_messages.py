@@ -1,6 +1,7 @@
 """Every message of every stream and call, by the types of its fields: there and back, refused, cut, skipped."""
 
 import dataclasses
+import math
 from collections.abc import Iterator
 from contextlib import suppress
 from typing import Any, get_args
@@ -10,12 +11,21 @@ from google.protobuf.message import DecodeError
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from lighthouse_protocol.constraints import EntryCount, Shortened
+from lighthouse_protocol.constraints import MAX_TEXT_CHARS, EntryCount, Shortened
+from lighthouse_protocol.limits import MAX_REASON_CHARS, MAX_SECONDS
 from lighthouse_protocol.messages import hosts, incident, run, session, status
 from lighthouse_protocol.messages.chaos import FaultOrder
 from lighthouse_protocol.messages.incident import RankEvidence, SelfReport
 from lighthouse_protocol.messages.membership import Distrust, DistrustKind
-from lighthouse_protocol.messages.progress import GroupView, OpenPhase, ProgressSample, RankName, RankView
+from lighthouse_protocol.messages.preemption import PreemptionNotice, PreemptionReport
+from lighthouse_protocol.messages.progress import (
+    GroupView,
+    OpenPhase,
+    PhaseSeconds,
+    ProgressSample,
+    RankName,
+    RankView,
+)
 from lighthouse_protocol.pb.documented import lighthouse_pb2
 from lighthouse_protocol.refusals import InvalidRequest
 from lighthouse_protocol.wire import streams
@@ -31,6 +41,8 @@ from lighthouse_protocol.wire.codec import (
     Codec,
 )
 from lighthouse_protocol.wire.streams import Stream
+from tests.lighthouse.statuses import job, member, place
+from tests.lighthouse.statuses import status as status_of
 from tests.lighthouse_protocol.builders import field
 from tests.lighthouse_protocol.drawn import HAND_WRITTEN, fields_of, messages, refused
 
@@ -161,6 +173,32 @@ def test_what_is_too_long_is_cut_by_its_writer_and_by_its_reader(cls: type[Any],
 @every_part
 def test_every_double_is_checked(cls: type[Any]):
     assert [one.name for one in fields_of(cls) if one.type is float and not one.constraints] == []
+
+
+@pytest.mark.parametrize(("seconds", "read"), [(3 * MAX_SECONDS, MAX_SECONDS), (-1e-17, 0.0), (math.inf, MAX_SECONDS)])
+def test_a_sum_of_durations_that_is_out_of_range_can_be_read(seconds: float, read: float):
+    """A job of 1,024 ranks has added up 10^10 seconds after 113 days; one such number must not cost all the others."""
+    of_phases = GroupView("a", "i", (), (PhaseSeconds("step", seconds),))
+    heartbeat = streams.SESSION_REQUESTS.read(streams.SESSION_REQUESTS.write(session.Heartbeat(3, progress=of_phases)))
+    assert heartbeat == session.Heartbeat(3, progress=GroupView("a", "i", (), (PhaseSeconds("step", read),)))
+
+
+@pytest.mark.parametrize(("seconds", "read"), [(3 * MAX_SECONDS, MAX_SECONDS), (-3 * MAX_SECONDS, -MAX_SECONDS)])
+def test_so_can_a_status_with_one(seconds: float, read: float):
+    shown = status_of(job(stall_s=seconds, ranks=(place("a", 0, phase_s=seconds, progress_age_s=seconds),)))
+    told = LIGHTHOUSE_STATUS.read(LIGHTHOUSE_STATUS.write(shown)).jobs[0]
+    assert (told.stall_s, told.ranks[0].phase_s, told.ranks[0].progress_age_s) == (read, read, read)
+
+
+def test_a_status_can_contain_every_notice():
+    """One with a long reason cost the status of all jobs."""
+    reason = "r" * MAX_REASON_CHARS
+    notice = PreemptionNotice("s" * MAX_TEXT_CHARS, reason, "h" * MAX_REASON_CHARS, 1e9)
+    told = streams.SESSION_REQUESTS.read(streams.SESSION_REQUESTS.write(PreemptionReport(notice)))
+    assert told == PreemptionReport(notice)
+    preemption = status.PreemptionStatus(notice.source, notice.reason, notice.host, 1.0, notice.is_advice)
+    shown = status_of(job(member("a", preemption=preemption)))
+    assert LIGHTHOUSE_STATUS.read(LIGHTHOUSE_STATUS.write(shown)) == shown
 
 
 @pytest.mark.parametrize(

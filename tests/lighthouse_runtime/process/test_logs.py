@@ -39,6 +39,17 @@ def test_what_others_sent_moves_no_terminal(root: logging.Logger, capsys: pytest
     assert last_line(capsys).endswith(r"E x: killed by somebody: \x1b[2Jü\u202e")
 
 
+def test_what_others_sent_does_not_look_like_a_line_of_the_log(
+    root: logging.Logger, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Such as the name of a phase; a worker's output keeps its margin."""
+    set_up_logging("info", "text")
+    logging.getLogger("x").error("b/1 behind in %s\n    | its output", "a\n\n2026-01-01T00:00:00Z I x: all is well")
+    assert capsys.readouterr().err.splitlines()[1:] == [
+        "", "    2026-01-01T00:00:00Z I x: all is well", "    | its output"
+    ]  # fmt: skip
+
+
 def test_a_traceback_keeps_its_lines(root: logging.Logger, capsys: pytest.CaptureFixture[str]) -> None:
     set_up_logging("info", "text")
     try:

@@ -50,6 +50,37 @@ def test_a_certificate_is_made_anew_by_the_same_ca_before_it_expires(
     assert load_or_make(tmp_path / "c", ()).ca_pin == first.ca_pin, "without the CA's key it serves on"
 
 
+def test_a_certificate_made_while_the_clock_was_ahead_is_made_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    first = load_or_make(tmp_path / "c", ("localhost",))
+    first.certificate.unlink()
+    years = datetime.timedelta(days=2 * 365)
+    with monkeypatch.context() as patched:
+        patched.setattr(certificates, "CLOCKS_DIFFER", -years)  # begins then
+        patched.setattr(certificates, "SERVER_LASTS", 2 * years)
+        load_or_make(tmp_path / "c", ("localhost",))
+        ahead = first.certificate.read_bytes()
+    assert load_or_make(tmp_path / "c", ("localhost",)).ca_pin == first.ca_pin
+    made = first.certificate.read_bytes()
+    assert made != ahead
+    load_or_make(tmp_path / "c", ("localhost",))
+    assert first.certificate.read_bytes() == made
+    assert caplog.messages == []
+
+
+@pytest.mark.parametrize("lasts", [datetime.timedelta(hours=-1), datetime.timedelta(days=9)])
+def test_a_ca_that_is_not_valid_is_logged_with_the_remedy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, lasts: datetime.timedelta
+) -> None:
+    with monkeypatch.context() as patched:
+        patched.setattr(certificates, "CLOCKS_DIFFER", -lasts / 2 if lasts > datetime.timedelta() else -2 * lasts)
+        patched.setattr(certificates, "CA_LASTS", lasts)
+        load_or_make(tmp_path / "c", ("localhost",))
+    assert "the clock" in caplog.text
+    assert "remove" in caplog.text
+
+
 def encrypt(key: Path) -> None:
     plain = serialization.load_pem_private_key(key.read_bytes(), None)
     form, cipher = serialization.PrivateFormat.PKCS8, serialization.BestAvailableEncryption(b"passphrase")
