@@ -1,6 +1,6 @@
-# Two images, both run as a non-root user and hold both daemons:
+# Two images. Both contain both daemons and run as a non-root user:
 #   docker build -t lighthouse-ft .                        lighthouse and lighthouse-manager, without torch
-#   docker build -t lighthouse-ft:torch --target torch .   the same and torch, for `lighthouse-manager serve --store auto`
+#   docker build -t lighthouse-ft:torch --target torch .   also with torch, for `lighthouse-manager serve --store auto`
 ARG PYTHON_IMAGE=python:3.11-slim-bookworm
 
 FROM ${PYTHON_IMAGE} AS builder
@@ -14,7 +14,7 @@ RUN python -m venv /build \
 
 FROM builder AS torch-builder
 ARG TORCH_REQUIREMENT=torch
-# Empty: pip's own index, whose torch brings CUDA.
+# If empty, pip's default index, whose torch includes CUDA.
 ARG TORCH_INDEX_URL=https://download.pytorch.org/whl/cpu
 RUN /build/bin/pip --python /opt/lighthouse/bin/python install \
         ${TORCH_INDEX_URL:+--index-url "$TORCH_INDEX_URL"} "$TORCH_REQUIREMENT" \
@@ -25,12 +25,12 @@ RUN groupadd --gid 65532 lighthouse \
     && useradd --uid 65532 --gid 65532 --no-create-home --home-dir /nonexistent --shell /usr/sbin/nologin lighthouse \
     && install -d -o 65532 -g 65532 -m 0700 /var/lib/lighthouse
 ENV PATH=/opt/lighthouse/bin:$PATH PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1
-# What a lighthouse must remember when its container is replaced: mount a volume there.
+# Mount a volume here, so that the journal survives the container.
 ENV LIGHTHOUSE_JOURNAL=/var/lib/lighthouse/journal.sqlite XDG_STATE_HOME=/var/lib
 USER 65532:65532
 WORKDIR /
 EXPOSE 29510 29511
-# A manager is asked too, if it is given --http [::]:29511. The store of its own imports torch first, hence the minute.
+# Also checks a manager with --http [::]:29511. Its store first imports torch, hence the start period of a minute.
 HEALTHCHECK --interval=5s --timeout=3s --start-period=60s --retries=3 \
     CMD ["python", "-m", "lighthouse_runtime.process.commands"]
 ENTRYPOINT []

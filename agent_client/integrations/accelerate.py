@@ -93,8 +93,8 @@ class FaultTolerantAccelerator(Accelerator):
             return super().prepare(*args, device_placement=device_placement)
         if len(models) != 1 or len(optimizers) != 1 or self.agent is not None:
             raise ConfigurationError(
-                f"prepare() was given {len(models)} models and {len(optimizers)} optimizers; one of each, in one call: "
-                "they heal together. For several, make the Agent yourself (docs/how-to/several-optimizers.md)"
+                f"prepare() received {len(models)} models and {len(optimizers)} optimizers; pass one of each in one "
+                "call, or create the Agent yourself (docs/how-to/several-optimizers.md)"
             )
         [model], [inner] = models, optimizers
         schedulers = [each for each in args if isinstance(each, LRScheduler)]
@@ -146,7 +146,7 @@ class _OnDevice:
 
     def __len__(self) -> int:
         if self._length is None:
-            raise TypeError("the training batches have no end: give FaultTolerantAccelerator(max_steps=)")
+            raise TypeError("the training loop has no end: pass max_steps to FaultTolerantAccelerator")
         return self._length
 
     def __bool__(self) -> bool:
@@ -162,6 +162,6 @@ class _OnDevice:
                 and accelerator.agent.internals.machine.world_size.mode is WorldSizeMode.CONSTANT_BATCH
             ):
                 raise ConfigurationError(
-                    "constant_batch: a step may have several batches; enclose the body of the loop by "
+                    "constant_batch: a step may have several batches; put the body of the loop inside "
                     "`with accelerator.accumulate(model):`"
                 )

@@ -166,8 +166,8 @@ def _refuse(trainer: Any, module: Any, optimizers: list[Any], configs: list[Any]
     check_max_steps(trainer.max_steps)
     if len(optimizers) != 1 or not module.automatic_optimization:
         raise ConfigurationError(
-            "FaultTolerantStrategy votes on the step of one optimizer that Lightning calls; with several, or with "
-            "automatic_optimization=False, make the Agent in configure_optimizers (docs/how-to/several-optimizers.md)"
+            "FaultTolerantStrategy supports one optimizer with automatic optimization; otherwise create the Agent in "
+            "configure_optimizers (docs/how-to/several-optimizers.md)"
         )
     if isinstance(trainer.val_check_interval, float) and trainer.val_check_interval != 1.0:
         raise ConfigurationError(
@@ -177,8 +177,8 @@ def _refuse(trainer: Any, module: Any, optimizers: list[Any], configs: list[Any]
     for config in configs:
         if config.interval != "step" or config.frequency != 1 or config.reduce_on_plateau:
             raise ConfigurationError(
-                f"{type(config.scheduler).__name__}: a scheduler must step once per training step, because each "
-                'group counts everything else for itself: {"scheduler": scheduler, "interval": "step"}'
+                f"{type(config.scheduler).__name__}: a scheduler must step once per training step, because epochs "
+                'and metrics differ between groups; return {"scheduler": scheduler, "interval": "step"}'
             )
 
 

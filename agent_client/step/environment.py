@@ -103,8 +103,8 @@ class Environment:
         missing = [name for name in _MEETING_PLACE if not reader.text(name)]
         if size > 1 and missing:
             raise ConfigurationError(
-                f"WORLD_SIZE={size} and no {' and no '.join(missing)}: the ranks of a group find each other as under "
-                f"torchrun, by {' and '.join(_MEETING_PLACE)}"
+                f"WORLD_SIZE={size}, but {' and '.join(missing)} is not set: set {' and '.join(_MEETING_PLACE)}, as "
+                "torchrun does, so that the ranks of the group find each other"
             )
         return found
 

@@ -81,8 +81,8 @@ class Options:
     join_timeout: float = 600.0
     """Time in seconds for which a node waits for a round that includes the node. A spare waits indefinitely."""
     last_call_timeout: float = 30.0
-    """Time in seconds for which a round waits for more nodes once the minimum number has joined. After a loss, the
-    remaining nodes continue immediately."""
+    """Time in seconds for which a round waits for more nodes once the minimum number has joined. After a loss, it waits
+    only for live nodes to stop their workers."""
     close_timeout: float = 30.0
     """Time in seconds for which a node tries to report the end of the run to an unreachable lighthouse."""
     connect_timeout: float = 60.0
@@ -104,7 +104,7 @@ class Options:
                 found[name] = -1.0
             if not 0 < found[name] < float("inf"):
                 raise ValueError(
-                    f"--rdzv-conf {name}={given[name]}: it is a number of seconds above 0, for example {name}=30"
+                    f"--rdzv-conf {name}={given[name]}: must be a number of seconds above 0, for example {name}=30"
                 )
         return cls(**found)
 
@@ -152,7 +152,7 @@ class LighthouseRendezvous(RendezvousHandler):
             if not node.is_over:
                 raise RendezvousTimeoutError(
                     f"round {joined.number} of {self.get_run_id()} has formed, but this node has not reached its store "
-                    f"within {limit_s:g} s (join_timeout): can it connect to any port of the other nodes?"
+                    f"within {limit_s:g} s (join_timeout): check that it can connect to all ports of the other nodes"
                 )
         raise self._no_round_error(node)
 
@@ -163,7 +163,8 @@ class LighthouseRendezvous(RendezvousHandler):
         if not self._close(self._live_node()):
             limit_s = self.options.close_timeout
             raise RendezvousTimeoutError(
-                f"cannot tell the lighthouse within {limit_s:g} s (close_timeout) that {self.get_run_id()} is closed"
+                f"could not report to the lighthouse within {limit_s:g} s (close_timeout) that {self.get_run_id()} is "
+                "closed"
             )
 
     def num_nodes_waiting(self) -> int:
@@ -375,11 +376,11 @@ def create(params: RendezvousParameters) -> LighthouseRendezvous:
     name = params.run_id if params.run_id != NO_NAME else variables.text("LIGHTHOUSE_RUN_ID")
     if not name and not job:
         raise ValueError(
-            f"--rdzv-id is not given, and torchrun's default, {NO_NAME!r}, is shared by such jobs, which would mix; "
-            "give --rdzv-id, or set LIGHTHOUSE_RUN_ID or LIGHTHOUSE_JOB, the same on all nodes of this job"
+            f"--rdzv-id is missing, and all jobs with torchrun's default, {NO_NAME!r}, would form one job; pass "
+            "--rdzv-id, or set LIGHTHOUSE_RUN_ID or LIGHTHOUSE_JOB, the same on all nodes of this job"
         )
     if not text:
-        raise ValueError(f"--rdzv-endpoint is empty, and {_VARIABLE} is not set: where is the lighthouse?")
+        raise ValueError(f"--rdzv-endpoint is empty, and {_VARIABLE} is not set: set one to the lighthouse's address")
     try:
         coordinator = parse_coordinator(text, named_by).with_files(files_from())
         # The run of the nodes must not have the name that the run of the workers has by default.

@@ -56,7 +56,7 @@ class StepLoader:
         if chosen := sorted(_CHOOSE_SAMPLES & options.keys()):
             raise TypeError(f"{', '.join(chosen)}: the StepSampler chooses the samples; leave it out")
         if not options.get("in_order", True):
-            raise TypeError("in_order=False: a step's batch would be that of another step; leave it out")
+            raise TypeError("in_order=False would return the batch of another step; leave it out")
         self.sampler = sampler
         self._ahead = _Ahead(sampler)
         self._loader = loader(dataset, batch_sampler=self._ahead, **options)
@@ -97,11 +97,11 @@ class StepLoader:
                 "data set with __getitem__ and __len__, or shard it yourself by agent.slots() and agent.current_step"
             )
         if size is None:
-            raise ConfigurationError("a DataLoader with its own batch_sampler: give it a batch_size instead")
+            raise ConfigurationError("the DataLoader has its own batch_sampler: create it with a batch_size instead")
         if batch_size is None and type(loader.sampler) not in (RandomSampler, SequentialSampler):
             raise ConfigurationError(
-                f"{type(loader.sampler).__name__}: samples are chosen by the step and by the groups that are present, "
-                "in a random order; leave the sampler out, or make the StepLoader yourself"
+                f"{type(loader.sampler).__name__}: a StepLoader chooses the samples itself, in a random order; leave "
+                "the sampler out, or create the StepLoader yourself"
             )
         options = {name: getattr(loader, name) for name in _KEPT}
         count: int = len(loader.dataset)  # type: ignore[arg-type]  # it is not an IterableDataset

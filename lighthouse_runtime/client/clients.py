@@ -225,7 +225,7 @@ class ManagerClient(_ManagerMethods, SyncClient):
 
         Args:
             address: host:port of the manager.
-            secret: Secret of the group (LIGHTHOUSE_MANAGER_SECRET). Only a rank's calls require it.
+            secret: Secret of the group (LIGHTHOUSE_MANAGER_SECRET). `status` does not need it on the manager's host.
         """
         super().__init__(manager_at(address, secret), ())
 

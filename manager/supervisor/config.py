@@ -138,7 +138,7 @@ class SupervisorConfig:
         None, "Port of the replica group's TCPStore. Default: the master port + 2.", kind=_PORT
     )
     active_ranks: int | None = setting(
-        None, "Ranks that train; the others are spares (for agent_client.restart). Default: all.", kind=_COUNT
+        None, "Ranks that train; the others are spares (for scripts with Wrapper). Default: all.", kind=_COUNT
     )
     min_active_ranks: int = setting(1, "Stop the run when fewer ranks than this can train.", kind=_COUNT)
     generation_stride: int = setting(
@@ -188,7 +188,7 @@ class SupervisorConfig:
                 f"group has slots below {last}"
             )
         if self.master_addr is not None and self.layout.world_size > 1:
-            raise ValueError("--master-addr is for a supervisor of one rank, which has its RANK already")
+            raise ValueError("--master-addr is only for a supervisor of one rank that another launcher started")
         if self.chosen_store_port > 65535:
             raise ValueError(f"--master-port {self.master_port} + {STORE_PORT_OFFSET} is not a port; give --store-port")
 

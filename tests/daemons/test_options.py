@@ -202,7 +202,7 @@ def test_right_values_start_the_daemon(options: list[str]) -> None:
     [
         (["torchrun", "--max-restarts=3", "x.py"], "torchrun --max-restarts=3: only one of the two may restart"),
         (["torchrun", "--master-port=65534", "x.py"], "--master-port 65534 + 2 is not a port"),
-        (["--master-addr", "h0", "--nproc-per-node", "2", "true"], "--master-addr is for a supervisor of one rank"),
+        (["--master-addr", "h0", "--nproc-per-node", "2", "true"], "--master-addr is only for a supervisor of one"),
         (["--nproc-per-node", "2", "torchrun", "x.py"], "--nproc-per-node 2: torchrun starts the ranks"),
         (["torchrun", "--nproc-per-node", "gpu", "x.py"], "--group-world-size is missing"),
         (

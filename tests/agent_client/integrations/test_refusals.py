@@ -59,7 +59,7 @@ def test_what_accelerate_is_given() -> None:
     model, [first, second] = model_and_optimizers()
     accelerator = ours.FaultTolerantAccelerator(cpu=True, max_steps=10)
     for given, counts in (((first,), "0 models and 1"), ((model, first, second), "1 models and 2")):
-        with pytest.raises(ConfigurationError, match=f"{counts} optimizers; one of each, in one call.*make the Agent"):
+        with pytest.raises(ConfigurationError, match=f"{counts} optimizers; pass one of each.*create the Agent"):
             accelerator.prepare(*given)
     by_metric = torch.optim.lr_scheduler.ReduceLROnPlateau(first)
     with pytest.raises(ConfigurationError, match="ReduceLROnPlateau .*; use another scheduler"):
@@ -71,7 +71,7 @@ def test_what_accelerate_is_given() -> None:
     ("interval", "optimizers", "steps", "remedy"),
     [
         ("step", 1, -1, "max_steps: give the number of steps"),
-        ("step", 2, 10, "make the Agent in configure_optimizers"),
+        ("step", 2, 10, "create the Agent in configure_optimizers"),
         ("epoch", 1, 10, '"interval": "step"'),
     ],
 )

@@ -60,7 +60,7 @@ def test_the_placeholder_of_jobs_without_a_name_is_refused(monkeypatch: pytest.M
     for variable in ("LIGHTHOUSE_JOB", "LIGHTHOUSE_RUN_ID"):
         monkeypatch.delenv(variable, raising=False)
     unnamed = RendezvousParameters("lighthouse", "localhost:29510", "none", 1, 1)
-    with pytest.raises(ValueError, match="--rdzv-id is not given.* LIGHTHOUSE_RUN_ID or LIGHTHOUSE_JOB"):
+    with pytest.raises(ValueError, match="--rdzv-id is missing.* LIGHTHOUSE_RUN_ID or LIGHTHOUSE_JOB"):
         create_handler(unnamed)
     monkeypatch.setenv("LIGHTHOUSE_JOB", "mine")
     assert create_handler(unnamed).shutdown()

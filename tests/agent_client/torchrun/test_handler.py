@@ -248,7 +248,7 @@ class TestWhatTorchAsksOfABackend:
             handler.next_rendezvous()
             lighthouse.kill()
             with pytest.raises(
-                RendezvousTimeoutError, match=r"cannot tell the lighthouse within 0\.2 s \(close_timeout\)"
+                RendezvousTimeoutError, match=r"could not report to the lighthouse within 0\.2 s \(close_timeout\)"
             ):
                 handler.set_closed()
             assert not handler.is_closed()

@@ -22,7 +22,7 @@ def test_what_other_backends_need_is_accepted(name: str) -> None:
 
 @pytest.mark.parametrize("value", ["0", "-1", "soon", "inf", "nan", ""])
 def test_a_length_of_time_is_a_number_of_seconds(value: str) -> None:
-    with pytest.raises(ValueError, match=f"--rdzv-conf join_timeout={value}: it is a number of seconds above 0"):
+    with pytest.raises(ValueError, match=f"--rdzv-conf join_timeout={value}: must be a number of seconds above 0"):
         Options.read({"join_timeout": value})
 
 

@@ -52,7 +52,7 @@ def test_a_step_that_accumulates_is_loaded_ahead_too(workers: int) -> None:
 def test_options_that_choose_samples_are_refused() -> None:
     with pytest.raises(TypeError, match="batch_size, shuffle: the StepSampler chooses the samples"):
         StepLoader(Numbers(), StepSampler(1000, 4, Place()), shuffle=True, batch_size=3)
-    with pytest.raises(TypeError, match="in_order=False: a step's batch would be that of another step"):
+    with pytest.raises(TypeError, match="in_order=False would return the batch of another step"):
         StepLoader(Numbers(), StepSampler(1000, 4, Place()), num_workers=2, in_order=False)
     assert StepLoader(Numbers(), StepSampler(1000, 4, Place()), num_workers=2, in_order=True)
 
@@ -90,7 +90,7 @@ class Stream(IterableDataset[int]):
     ("options", "error"),
     [
         ({"dataset": Stream(), "batch_size": 2}, "an IterableDataset has no numbered samples.*agent.slots"),
-        ({"batch_sampler": BatchSampler(RandomSampler(range(9)), 2, False)}, "give it a batch_size instead"),
+        ({"batch_sampler": BatchSampler(RandomSampler(range(9)), 2, False)}, "create it with a batch_size instead"),
         (
             {"sampler": WeightedRandomSampler([1.0], 9), "batch_size": 2},
             "WeightedRandomSampler: .*leave the sampler out",
