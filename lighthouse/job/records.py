@@ -308,7 +308,7 @@ class KeySpaces:
             self._present_space(generation)
         if number != self.number and number not in self._spaces:
             kept = ", ".join(map(str, self.generations)) or "none"
-            raise UnknownName(f"generation: no keys of {number} are kept; generations that have keys: {kept}")
+            raise UnknownName(f"generation: of {number} no keys are kept; generations that have keys: {kept}")
         return dict(self._spaces.get(number, {}))
 
     def _present_space(self, generation: int) -> dict[tuple[KeyKind, str], bytes]:

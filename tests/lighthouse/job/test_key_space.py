@@ -49,7 +49,7 @@ def test_whoever_is_in_the_present_generation_reads_what_earlier_ones_left():
     for act in (lambda: found.previous_keys(18), lambda: found.keys_of(1, 18)):
         with pytest.raises(WrongState, match="generation 19"):
             act()
-    with pytest.raises(UnknownName, match=r"no keys of 5 are kept; generations that have keys: 0, 1, 2, 19"):
+    with pytest.raises(UnknownName, match=r"of 5 no keys are kept; generations that have keys: 0, 1, 2, 19"):
         found.keys_of(5)
 
 
