@@ -70,6 +70,8 @@ class FaultTolerantOptimizer(Optimizer):
                     f"this {type(each).__name__} is not in the Agent's TrainState: a returning group would continue "
                     "with an empty one. Register each optimizer that you wrap: TrainState(model, first, second=second)"
                 )
+        if self.votes_each_step:
+            agent.internals.applies_gradients = True
         if len(optimizers) > 1:
             agent.internals.refuse_catch_up("several optimizers")
         [self.wrapped] = optimizers if len(optimizers) == 1 else [_Together(optimizers)]
