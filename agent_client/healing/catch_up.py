@@ -80,6 +80,11 @@ class ScheduleReplay:
 
     def undo(self) -> StepCounts:
         """Restore the states from the last `save`. Return how many times the script has stepped each object since."""
+        if len(self._groups) != len(self._settings):
+            raise ConfigurationError(
+                "heal_mode catch_up: not with a parameter group that the script adds while this group catches up; use "
+                "heal_mode='blocking'"
+            )
         now = self._counts()
         between = {name: self._begun.get(name, count) - self._at_save.get(name, count) for name, count in now.items()}
         inside = {name: count - self._begun.get(name, count) for name, count in now.items()}

@@ -43,7 +43,9 @@ from agent_client.step.rules.machine import Applying, Phase, StepMachine
 from agent_client.step.rules.world_size import WorldSizeMode, slot_among_all
 from agent_client.step.runner import BackgroundThread, StepRunner
 from agent_client.step.script_check import (
+    UNAVERAGED,
     OptimizerWatch,
+    ScheduleWatch,
     is_in_backward,
     may_skip,
     refuse_live_objects,
@@ -78,9 +80,14 @@ SKIP_HINT = (
     "optimizer as always: then its peers lose nothing but that batch"
 )
 
-UNAVERAGED = (
-    "the gradients of this step were not averaged over the groups, because its last backward pass ran under no_sync(): "
+ONLY_ACCUMULATED = (
+    f"{UNAVERAGED}its last backward pass ran under no_sync(): "
     "run the last pass of each step outside of it, including a step with fewer batches at the end of an epoch"
+)
+BYPASSED = (
+    f"{UNAVERAGED}that of {{name}} did not go through the Agent: wrap each module that is trained in "
+    "agent_client.DistributedDataParallel, or in agent_client.replicate if it is sharded, and call the wrapper instead "
+    "of the module. A loop of your own calls agent.all_reduce"
 )
 
 
@@ -144,6 +151,7 @@ class Internals:
         """None unless this rank's supervisor keeps copies of its state."""
         self.applying = Applying()
         self.optimizer_watch = OptimizerWatch(state, self.applying)
+        self._schedule_watch = ScheduleWatch(state)
         self.data_uses = DataUses()
         self.commit_callbacks: list[Callable[[int], object]] = []
         self.attached: weakref.WeakSet[Closable] = weakref.WeakSet()
@@ -152,7 +160,10 @@ class Internals:
         """Functions that save a checkpoint within the given seconds. Called after a drain if no other group stays."""
         self.last_vote: tuple[weakref.ref[Optimizer], int] | None = None
         """The FaultTolerantOptimizer that voted last, and the value of `StepMachine.moves` at that time."""
+        self.applies_gradients = False
+        """True if a FaultTolerantOptimizer applies the gradients, and not the script itself."""
         self.parts: list[StepPart] = []
+        self._reductions_of_parts = 0
         self._quorum: Future[None] | None = None
         """Completes when the quorum is known, its process group is connected, and the state to heal to has arrived."""
         self._uncalled_commit: int | None = None
@@ -347,6 +358,8 @@ class Internals:
         self.call_on_commit()
         may_heal = self.runner.requests_late or machine.may_heal or machine.tag_quorum_id is None or self.catches_up
         self._has_begun_late, heals_first = has_computed, may_heal and not has_computed
+        if not machine.was_committed and self.catch_up is None:  # a group that catches up moves its schedulers itself
+            self._schedule_watch.check_discarded()
         if not machine.was_committed and not has_computed:  # otherwise the loss may already be scaled
             self.scalers.restore()
         self._begin_with_state()
@@ -402,6 +415,7 @@ class Internals:
         if self.catch_up is not None:
             self.catch_up.begin_step()
         self.state.begin_step()
+        self._schedule_watch.begin_step()
         if machine.was_committed and not self._is_sendable:
             self.state.check_sendable()
             self._is_sendable = True
@@ -492,8 +506,12 @@ class Internals:
 
     @never_compiled
     def begin_backward(self) -> None:
-        """Record that a backward pass starts to reduce gradients. Unless it is abandoned, `end_backward` follows."""
+        """Record that a backward pass is about to reduce some gradients of a wrapped module.
+
+        Unless the pass is abandoned, `end_backward` follows.
+        """
         self.machine.is_in_backward = True
+        self._reductions_of_parts += 1
 
     @never_compiled
     def end_backward(self) -> None:
@@ -550,22 +568,38 @@ class Internals:
             self._note_data()
 
     def _check_script(self) -> None:
-        if not self._is_checked:
-            refuse_live_objects(self.state, has_reduced=self.progress.numbers.over_groups > 0)
-            self._is_checked = True
-        if not self.runner.requests_late and (moved := self.state.find_moved()):
-            self.refuse_catch_up(f"{moved}, which changes in the forward pass")
-            log.info("%s changes in the forward pass, so each forward pass now waits for its quorum", moved)
-            assignment = self.machine.assignment
-            if assignment is not None and assignment.has_healing and not assignment.heals:
-                self.fail_step(f"{moved} changed in the forward pass while a peer read it")
         machine = self.machine
         if machine.has_computed and machine.accumulates and not machine.reductions and machine.failure is None:
             gradients = (parameter.grad for part in self.parts for parameter in part.parameters_reduced)
             if any(gradient is not None for gradient in gradients):
-                raise ConfigurationError(UNAVERAGED)
+                raise ConfigurationError(ONLY_ACCUMULATED)
+        if not self._is_checked:
+            refuse_live_objects(self.state, has_reduced=self.progress.numbers.over_groups > 0)
+            if self.applies_gradients and machine.failure is None:
+                self._refuse_bypassed()
+            self._is_checked = True
+        if not self.runner.requests_late and (moved := self.state.find_moved()):
+            self.refuse_catch_up(f"{moved}, which changes in the forward pass")
+            log.info("%s changes in the forward pass, so each forward pass now waits for its quorum", moved)
+            assignment = machine.assignment
+            if assignment is not None and assignment.has_healing and not assignment.heals:
+                self.fail_step(f"{moved} changed in the forward pass while a peer read it")
         if self.catch_up is not None and (moved := self.state.find_moved_extra_state()):
             self.refuse_catch_up(f"{moved}, which changes in the forward pass")
+
+    def _refuse_bypassed(self) -> None:
+        """Raise ConfigurationError if a gradient of the first step was not averaged.
+
+        A script that also reduces something itself may have averaged those of modules that it has not wrapped.
+        """
+        reductions = self.machine.reductions
+        if reductions > self._reductions_of_parts or (reductions and self.state.has_shards):
+            return  # FSDP may hold other parameters than the optimizer now
+        wrapped = {id(each) for part in self.parts for each in part.module.parameters()} if reductions else set[int]()
+        names = {id(each): name for name, each in self.state.model.named_parameters()}
+        for each in self.state.optimized():
+            if each.grad is not None and id(each) not in wrapped:
+                raise ConfigurationError(BYPASSED.format(name=names.get(id(each), "a parameter")))
 
     def _end_attempt(self) -> bool:
         machine, comparison = self.machine, self.runner.comparison

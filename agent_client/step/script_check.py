@@ -29,6 +29,7 @@ from agent_client.step.rules.machine import Applying
 log = logging.getLogger(__name__)
 
 BY_HAND = "average each gradient with agent.all_reduce(gradient, within_group=False), without our DDP"
+UNAVERAGED = "the gradients of this step were not averaged over the groups, because "
 AFTER_THE_VOTE = (
     "an optimizer must step after the vote: create it for all parameters, wrap it in FaultTolerantOptimizer, and call "
     "its step() after the backward pass"
@@ -164,7 +165,9 @@ class OptimizerWatch:
             register_optimizer_step_pre_hook(lambda optimizer, *_: refuse_step_in_backward(optimizer, state)),
             register_optimizer_step_pre_hook(self._report_to(applying.optimizer_began)),
             register_optimizer_step_post_hook(self._report_to(applying.optimizer_ended)),
+            register_optimizer_step_post_hook(self._warn_of_unregistered),
         ]
+        self._has_warned = False
 
     def close(self) -> None:
         for hook in self._hooks:
@@ -175,6 +178,57 @@ class OptimizerWatch:
             report(id(optimizer), type(optimizer).__name__, is_registered=self._state.has_optimizer(optimizer))
 
         return hook
+
+    def _warn_of_unregistered(self, optimizer: Optimizer, *_: object) -> None:
+        """Warn once of an optimizer that updates parameters without a vote. Local steps (LocalSGD) need none."""
+        state = self._state
+        if torch.compiler.is_compiling() or self._has_warned or state.standing or state.has_optimizer(optimizer):
+            return
+        if _updated_by(optimizer) <= _updated_by(state.optimizer, *state.others.values()):
+            return  # it steps a registered one, as Lookahead does, or is in one
+        self._has_warned = True
+        log.warning(
+            "a %s that is not in the Agent's TrainState has stepped: it also steps when the groups discard a step, and "
+            "a returning group continues with its own parameters. If training depends on it, register it and the "
+            "module that it trains, and step it by FaultTolerantOptimizer (docs/how-to/several-optimizers.md)",
+            type(optimizer).__name__,
+        )
+
+
+def _updated_by(*optimizers: object) -> set[int]:
+    groups: Iterable[Any] = (group for each in optimizers for group in getattr(each, "param_groups", ()))
+    return {id(parameter) for group in groups for parameter in group["params"]}
+
+
+class ScheduleWatch:
+    """Finds schedulers that the script also steps after a discarded step."""
+
+    def __init__(self, state: TrainState) -> None:
+        self._state = state
+        self._begun: dict[str, int] = {}
+        self._has_warned = False
+
+    def check_discarded(self) -> None:
+        """Warn, once, of a scheduler that has stepped since the discarded step began."""
+        if self._has_warned:
+            return
+        for name, epoch in self._epochs().items():
+            if epoch != self._begun.get(name, epoch):
+                self._has_warned = True
+                log.warning(
+                    "the script has stepped its %s after a discarded step. If it steps once per training step, the "
+                    "learning rate is now ahead of the committed steps: call its step() only if optimizer.step() has "
+                    "returned True, or wrap it in FaultTolerantScheduler(scheduler, agent)",
+                    type(self._state.others[name]).__name__,
+                )
+                return
+
+    def begin_step(self) -> None:
+        self._begun = self._epochs()
+
+    def _epochs(self) -> dict[str, int]:
+        others = self._state.others.items()
+        return {name: getattr(other, "last_epoch", 0) for name, other in others if isinstance(other, LRScheduler)}
 
 
 class AveragedGradients:

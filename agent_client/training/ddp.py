@@ -37,7 +37,8 @@ from agent_client.state.snapshot import has_no_gaps
 from agent_client.step.agent import Agent
 from agent_client.step.comparison import Part
 from agent_client.step.rules.loop_order import PassOrder
-from agent_client.step.script_check import BY_HAND, AveragedGradients, refuse_model
+from agent_client.step.rules.world_size import WorldSizeMode
+from agent_client.step.script_check import BY_HAND, UNAVERAGED, AveragedGradients, refuse_model
 from lighthouse_protocol.messages.membership import Tag
 
 log = logging.getLogger(__name__)
@@ -53,6 +54,15 @@ MARK = 1
 """Value of a byte that only the first participant sets. The sum shows whether exactly one participant set it."""
 HEAD_BYTES = 16
 """Size of the mark, padded with zeros so that tensors of any dtype after it are aligned."""
+
+PASS_AFTER_REDUCTION = (
+    f"{UNAVERAGED}a backward pass has changed them after they had been averaged: add the losses of one forward pass "
+    "and call backward() once, and run only passes before the last one under no_sync()"
+)
+SUMMED_TWICE = (
+    "constant_batch: two backward passes of a step average their gradients, and the Agent would divide those of the "
+    "first one twice: run all passes but the step's last one under no_sync()"
+)
 
 
 def _flat_copy(buffers: list[Tensor]) -> Tensor:
@@ -305,7 +315,7 @@ class DistributedDataParallel(parallel.DistributedDataParallel):
             group.salvage = self.salvage
             agent.internals.salvage_by(self.salvage.reduce_again, self.salvage.count_kept)
         self._agent = agent
-        self._reduction = _Reduction(held, self.salvage, name)
+        self._reduction = _Reduction(held, self.salvage, name, group.parameters)
         if not any(are_sparse):
             self._reduction.keep_layout(self.reducer._get_zeros_like_grad_buckets())
         self._buffer_tree = ModuleTree(module, "_buffers")
@@ -335,13 +345,14 @@ class DistributedDataParallel(parallel.DistributedDataParallel):
 
     @never_compiled
     def _track_passes(self, outputs: Any) -> None:
-        found = (each.grad_fn for each in _find_tensors(outputs))
-        node = next((node for node in found if node is not None), None)
-        if node is not None and self.require_backward_grad_sync:
-            metadata: Any = node.metadata
+        nodes = [node for each in _find_tensors(outputs) if (node := each.grad_fn) is not None]
+        for node in nodes:
+            node.register_prehook(self._reduction.begin_pass)
+        if nodes and self.require_backward_grad_sync:
+            metadata: Any = nodes[0].metadata
             metadata["lighthouse"] = mark = _Mark()
             self._reduction.passes.append(weakref.ref(mark))
-            node.register_prehook(mark.refuse_skipped)
+            nodes[0].register_prehook(mark.refuse_skipped)
 
     def join(self, *_: Any, **__: Any) -> Any:
         """Raise ConfigurationError, because torch's `join` requires a fixed set of ranks."""
@@ -421,6 +432,7 @@ class DistributedDataParallel(parallel.DistributedDataParallel):
             ConfigurationError: A parameter has a gradient that is not averaged.
         """
         self._averaged.refuse_others()
+        self._reduction.refuse_unaveraged()
         self.reducer._check_reducer_finalized()
         self._shared.start()
 
@@ -546,6 +558,7 @@ class _Reduction:
     agent: Agent
     salvage: Salvage | None
     module: str
+    parameters: list[torch.nn.Parameter]
     buckets: int | None = None
     """Number of buckets that the current backward pass has reduced, or None if no pass is running."""
     is_expected: bool = False
@@ -555,6 +568,10 @@ class _Reduction:
     passes: "list[weakref.ref[_Mark]]" = field(default_factory=list)
     """Forward passes whose backward pass has not run. A reference is dead once the graph of the pass is freed."""
     _layout: list[Part] = field(default_factory=list[Part])
+    _completed_in: int = -1
+    """Value of `StepMachine.ended` when a backward pass last reduced all gradients."""
+    _unaveraged: tuple[int, int] | None = None
+    """Values of `StepMachine.ended` and `reductions` when a later pass of the same step changed the gradients."""
 
     def keep_layout(self, buckets: Sequence[GradBucket]) -> None:
         self._layout = [Part(self.bucket_name(b.index()), b.buffer().numel(), b.buffer().dtype) for b in buckets]
@@ -567,9 +584,42 @@ class _Reduction:
 
     def completed(self) -> None:
         self.pass_order.record_reduction()
+        self._completed_in, self._unaveraged = self.agent.internals.machine.ended, None
         if self.salvage is not None:
             self.salvage.mark_end()
         self.reset()
+
+    @never_compiled
+    def begin_pass(self, *_: object) -> None:
+        """Check a backward pass that begins after another one has reduced the gradients of the step.
+
+        torch reduces in a single backward pass after each forward pass. Any other one only adds to the mean, for
+        example a second pass through the same graph. A script may still average the result itself before it votes.
+        """
+        machine = self.agent.internals.machine
+        if self._completed_in != machine.ended:
+            return
+        if not self.is_expected:
+            before = self._versions()
+            _at_the_end(lambda: self._compare_versions(before))
+        elif machine.world_size.mode is WorldSizeMode.CONSTANT_BATCH:
+            gradients = (parameter.grad for parameter in self.parameters)
+            if any(gradient is not None and bool(gradient.any()) for gradient in gradients):
+                raise ConfigurationError(SUMMED_TWICE)
+
+    def refuse_unaveraged(self) -> None:
+        machine = self.agent.internals.machine
+        if self._unaveraged == (machine.ended, machine.reductions):
+            raise ConfigurationError(PASS_AFTER_REDUCTION)
+
+    def _compare_versions(self, before: list[tuple[int, int]]) -> None:
+        if self._versions() != before:
+            machine = self.agent.internals.machine
+            self._unaveraged = machine.ended, machine.reductions
+
+    def _versions(self) -> list[tuple[int, int]]:
+        gradients = (parameter.grad for parameter in self.parameters)
+        return [(0, 0) if gradient is None else (id(gradient), gradient._version) for gradient in gradients]
 
     def reset(self) -> None:
         self.buckets, self.is_expected = None, False

@@ -25,7 +25,7 @@ class FaultTolerantOptimizer(Optimizer):
     """Optimizer whose `step()` commits the step in all replica groups or discards it in all of them.
 
     It wraps a torch optimizer and shares its parameter groups and state, so a scheduler may be created for either of
-    them. A discarded step changes neither parameters nor optimizer state.
+    them. A discarded step changes neither parameters nor optimizer state, and zeroes the gradients.
 
     Attributes:
         last_loss: The value that the closure of the last `step()` returned, or None if there was no closure.
@@ -70,6 +70,8 @@ class FaultTolerantOptimizer(Optimizer):
                     f"this {type(each).__name__} is not in the Agent's TrainState: a returning group would continue "
                     "with an empty one. Register each optimizer that you wrap: TrainState(model, first, second=second)"
                 )
+        if self.votes_each_step:
+            agent.internals.applies_gradients = True
         if len(optimizers) > 1:
             agent.internals.refuse_catch_up("several optimizers")
         [self.wrapped] = optimizers if len(optimizers) == 1 else [_Together(optimizers)]
@@ -139,6 +141,7 @@ class FaultTolerantOptimizer(Optimizer):
         is_committed = self._agent.should_commit()
         internals.last_vote = weakref.ref(self), internals.machine.moves
         if not is_committed:
+            self.wrapped.zero_grad(set_to_none=False)  # a script may zero only after a commit, and log the gradients
             return False
         with self._agent.applying():
             if self._catch_up is not None:

@@ -225,7 +225,8 @@ class StepSampler:
         return torch.cat(parts)
 
     def _permutation(self, epoch: int) -> torch.Tensor:
-        if self._order is None or self._order[0] != epoch:
+        order = self._order  # the Agent's thread, which names the samples of a bad step, may replace it meanwhile
+        if order is None or order[0] != epoch:
             generator = torch.Generator("cpu").manual_seed((self.data.seed * 1_000_003 + epoch) % 2**64)
-            self._order = (epoch, torch.randperm(self.data.length, generator=generator, device="cpu"))
-        return self._order[1]
+            self._order = order = (epoch, torch.randperm(self.data.length, generator=generator, device="cpu"))
+        return order[1]

@@ -91,6 +91,20 @@ def test_the_batches_of_a_step_that_is_applied_later_are_those_that_its_peers_co
         assert [kept.batches for kept in catch_up.machine.kept_steps] == [machine.batches] == [3]
 
 
+def test_a_parameter_group_that_comes_while_a_rank_catches_up_is_refused() -> None:
+    """The kept gradients are those of the groups before it."""
+    with agent_of() as agent:
+        catch_up = agent.internals.catch_up_for(agent.state.optimizer)
+        assert catch_up is not None
+        agent.state.optimizer.add_param_group({"params": [torch.nn.Parameter(torch.zeros(1))]})
+        catch_up.begin_step()
+        catch_up.machine.choose_action(lead(Tag(7, 3), names="ab"), Tag(0, 0))
+        catch_up.apply()
+        agent.state.optimizer.add_param_group({"params": [torch.nn.Parameter(torch.zeros(1))]})
+        with pytest.raises(ConfigurationError, match=r"not with a parameter group .* heal_mode='blocking'"):
+            catch_up.apply()
+
+
 def test_a_kept_gradient_is_no_part_of_a_ddp_bucket() -> None:
     """With gradient_as_bucket_view, the next step writes into it; a bucket may have a single parameter."""
     with agent_of() as agent:

@@ -23,6 +23,7 @@ from agent_client.step.agent import Agent
 from agent_client.step.rules.machine import Applying
 from agent_client.step.script_check import (
     OptimizerWatch,
+    ScheduleWatch,
     refuse_live_objects,
     refuse_model,
     refuse_optimizer,
@@ -159,6 +160,45 @@ def test_an_average_of_the_weights_that_would_not_heal_is_told(
     assert "TrainState(model, optimizer, average=average)" in told
 
 
+def test_an_optimizer_of_parameters_that_no_registered_one_has_is_told_once(
+    state: TrainState, caplog: pytest.LogCaptureFixture
+) -> None:
+    critic = nn.Linear(2, 2)
+    watch, critics = OptimizerWatch(state, Applying()), SGD(critic.parameters(), lr=0.1)
+    try:
+        state.optimizer.step()
+        SGD(state.model.parameters(), lr=0.1).step()  # as one that wraps it
+        state.standing["outer"] = state.others["critic"] = SimpleNamespace()  # type: ignore[assignment]
+        critics.step()  # DiLoCo's outer optimizer
+        state.standing.clear()
+        assert not caplog.messages
+        critics.step()
+        critics.step()
+        [told] = caplog.messages
+        assert "a SGD that is not in the Agent's TrainState has stepped: it also steps when the groups discard" in told
+    finally:
+        watch.close()
+
+
+def test_a_scheduler_that_the_script_steps_after_a_discard_is_told_once(
+    state: TrainState, caplog: pytest.LogCaptureFixture
+) -> None:
+    scheduler = state.others["scheduler"] = lr_scheduler.ExponentialLR(state.optimizer, 0.9)
+    state.optimizer.step()  # else torch warns
+    watch = ScheduleWatch(state)
+    watch.check_discarded()  # before the first step
+    watch.begin_step()
+    watch.check_discarded()
+    assert not caplog.messages
+    for _ in range(2):
+        scheduler.step()
+        watch.check_discarded()
+        watch.begin_step()
+    [told] = caplog.messages
+    assert "stepped its ExponentialLR after a discarded step" in told
+    assert "FaultTolerantScheduler" in told
+
+
 def test_gradients_that_only_accumulated_are_not_applied(state: TrainState) -> None:
     """A script whose last batches of an epoch are fewer, and whose no_sync() does not know it."""
     [*parameters] = state.model.parameters()
@@ -175,6 +215,44 @@ def test_gradients_that_only_accumulated_are_not_applied(state: TrainState) -> N
         internals.machine.reductions = 0
         internals.machine.record_compute()
         internals._check_script()
+
+
+def test_gradients_that_bypass_the_agent_are_not_applied(state: TrainState) -> None:
+    """The model was not wrapped, or the script calls it in place of its wrapper. A loop of its own may do so."""
+    state.model(torch.ones(1, 3)).sum().backward()
+    with Agent("127.0.0.1:1", state=state) as agent:
+        internals = agent.internals
+        internals._check_script()
+        optimizer = FaultTolerantOptimizer(state.optimizer, agent)
+        internals._check_script()  # the first step has shown how the script averages
+        for reductions, failure, has_gradients in [(1, None, True), (0, "found bad", True), (0, None, False)]:
+            internals._is_checked = False
+            internals.machine.reductions, internals.machine.failure = reductions, failure
+            if not has_gradients:
+                optimizer.wrapped.zero_grad()
+            internals._check_script()
+        internals._is_checked = False
+        state.model(torch.ones(1, 3)).sum().backward()
+        with pytest.raises(ConfigurationError, match=r"that of weight did not go .* call the wrapper instead"):
+            internals._check_script()
+
+
+def test_a_loss_with_parameters_that_is_not_wrapped_is_not_trained() -> None:
+    """It is in the state, as a refusal advises, so that each group has one that heals, and trains it alone."""
+    model = nn.ModuleDict({"net": nn.Linear(3, 2), "loss": nn.Linear(2, 1)})
+    state = TrainState(model, SGD(model.parameters(), lr=0.1))
+    model["loss"](model["net"](torch.ones(1, 3))).sum().backward()
+    with Agent("127.0.0.1:1", state=state) as agent:
+        internals = agent.internals
+        FaultTolerantOptimizer(state.optimizer, agent)
+        internals.parts = [SimpleNamespace(module=model["net"], parameters_reduced=())]  # type: ignore[list-item]
+        internals.begin_backward()
+        internals.end_backward()
+        internals.machine.reductions = 2  # the second one is the script's own
+        internals._check_script()
+        internals._is_checked, internals.machine.reductions = False, 1
+        with pytest.raises(ConfigurationError, match=r"that of loss\.weight did not go .* wrap each module"):
+            internals._check_script()
 
 
 def test_join_is_not_for_groups_that_come_and_go() -> None:

@@ -3,7 +3,7 @@
 import copy
 from collections.abc import Iterator
 from concurrent.futures import Future
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from types import SimpleNamespace
 from typing import Any
 
@@ -17,6 +17,7 @@ from agent_client.collectives.observed import ObservedGroup
 from agent_client.errors import ConfigurationError
 from agent_client.progress.progress import Progress
 from agent_client.step.rules.loop_order import StepPart
+from agent_client.step.rules.world_size import WorldSize, WorldSizeMode
 from agent_client.step.runner import BackgroundThread
 from agent_client.training.ddp import DistributedDataParallel, _name_in
 from tests.agent_client.lone_agent import LoneAgent
@@ -78,6 +79,7 @@ class Peers(LoneAgent):
 
     has_failed = False
     tag, ended, has_peers = None, 0, False
+    reductions = property(lambda self: len(self.seen))
 
     def begin_forward(self, part: StepPart, *, accumulates: bool = False) -> None:
         """A step is under way."""
@@ -287,6 +289,79 @@ def test_a_backward_pass_after_its_batch_was_skipped_is_refused() -> None:
             with pytest.raises(ConfigurationError, match=r"draw the next batch after optimizer\.step\(\)"):
                 each.backward()
         backward(model, 1, 0)
+
+
+class TestAnotherPassAfterTheReduction:
+    """torch reduces in one backward pass for each forward pass. Gradients of another one are each group's own."""
+
+    def once_more(self, model: Any) -> torch.Tensor:
+        """A step with two losses, each with a pass of its own through the same graph."""
+        outputs = model(images(0, 0))
+        outputs.square().mean().backward(retain_graph=True)
+        return outputs.mean()
+
+    def test_it_is_not_applied(self) -> None:
+        with peers() as agent:
+            model: Any = ours(Tower(), agent)
+            loss = self.once_more(model)
+            model.share_buffers()
+            loss.backward()
+            with pytest.raises(ConfigurationError, match=r"were not averaged .* add the losses"):
+                model.share_buffers()
+
+    def test_of_two_forward_passes_the_first_backward_pass_reduces_for_both(self) -> None:
+        with peers() as agent:
+            model: Any = ours(Tower(), agent)
+            losses = [model(images(0, place)).square().mean() for place in range(2)]
+            for loss in losses:
+                loss.backward()
+            with pytest.raises(ConfigurationError, match="add the losses"):
+                model.share_buffers()
+
+    def test_only_the_last_pass_of_a_step_averages_what_the_others_accumulate(self) -> None:
+        with peers() as agent:
+            model: Any = ours(Tower(), agent)
+            for averages in (False, True, False):
+                with nullcontext() if averages else model.no_sync():
+                    model(images(0, 0)).square().mean().backward()
+            with pytest.raises(ConfigurationError, match=r"only passes before the last one under no_sync\(\)"):
+                model.share_buffers()
+            model(images(0, 1)).square().mean().backward()
+            model.share_buffers()
+
+    def test_a_script_may_average_the_rest_itself(self) -> None:
+        with peers() as agent:
+            model: Any = ours(Tower(), agent)
+            self.once_more(model).backward()
+            for parameter in model.parameters():
+                agent.all_reduce(parameter.grad).result()
+            model.share_buffers()
+
+    def test_what_changes_no_gradient_or_belongs_to_no_step_is_of_no_interest(self) -> None:
+        with peers() as agent:
+            model: Any = ours(Tower(), agent)
+            inputs = images(0, 0).requires_grad_()
+            outputs = model(inputs)
+            outputs.square().mean().backward(retain_graph=True)
+            torch.autograd.grad(outputs.mean(), inputs, retain_graph=True)
+            torch.nn.utils.clip_grad_norm_(model.parameters(), 0.01)
+            model.share_buffers()
+            agent.ended += 1
+            outputs.mean().backward()
+            model.share_buffers()
+
+    @pytest.mark.parametrize("zeroes", [False, True])
+    def test_a_constant_batch_is_divided_once(self, zeroes: bool) -> None:
+        """A quarter of the sum over two groups is half of what both hold already."""
+        with peers() as agent:
+            agent.world_size = WorldSize(WorldSizeMode.CONSTANT_BATCH, 4)
+            model: Any = ours(Tower(), agent)
+            backward(model, 0, 0)
+            if zeroes:
+                model.zero_grad(set_to_none=False)
+            loss = model(images(1, 0)).square().mean()
+            with nullcontext() if zeroes else pytest.raises(ConfigurationError, match="all passes but the step's last"):
+                loss.backward()
 
 
 def test_a_copy_of_it_would_have_no_agent() -> None:

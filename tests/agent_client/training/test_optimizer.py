@@ -93,6 +93,26 @@ def test_with_discards_between_it_is_where_the_committed_steps_alone_lead(decisi
     assert bits(model, optimizer) == bits(plain, reference)
 
 
+@given(st.lists(st.booleans(), max_size=8))
+def test_a_loop_that_zeroes_only_what_was_committed_adds_no_gradients_of_discarded_steps(decisions: list[bool]) -> None:
+    """What a step leaves that has lost its peer may be anything, and would be in the mean of all groups."""
+    model, plain = model_of(), model_of()
+    optimizer, reference = wrapped(model, LoneAgent(*decisions)), OPTIMIZERS["SGD"](plain)
+    for step, is_committed in enumerate(decisions):
+        back_propagate(model, step)
+        if not is_committed:
+            for parameter in model.parameters():
+                parameter.grad.fill_(float("nan"))  # type: ignore[union-attr]
+        if optimizer.step():
+            optimizer.zero_grad()
+            back_propagate(plain, step)
+            reference.step()
+            reference.zero_grad()
+        else:
+            assert all(parameter.grad is not None and not parameter.grad.any() for parameter in model.parameters())
+    assert bits(model, optimizer) == bits(plain, reference)
+
+
 def test_a_closure_is_called_once_with_gradients_and_before_the_vote() -> None:
     """Lightning's loop computes in it, under no_grad."""
     model, voter = model_of(), LoneAgent(True, False)

@@ -3,6 +3,7 @@
 import random
 from collections.abc import Iterator
 from itertools import islice
+from typing import Any
 
 import pytest
 import torch
@@ -74,6 +75,20 @@ def test_any_seed_of_torch_gives_an_order_of_its_own(seed: int) -> None:
 def test_the_order_of_a_negative_seed_is_that_of_torch() -> None:
     generator = torch.Generator().manual_seed(-3 * 1_000_003)
     assert StepSampler(50, 50, Place(), -3).batch(0).equal(torch.randperm(50, generator=generator))
+
+
+def test_another_thread_may_draw_from_another_epoch_meanwhile() -> None:
+    """The Agent's, when it names the samples of a step that is not finite."""
+    drawing: Any = sampler(10, 10)
+    first, second = drawing.batch(0), drawing.batch(1)
+
+    class Replaced(tuple[int, torch.Tensor]):
+        def __getitem__(self, at: Any) -> Any:
+            drawing._order = (1, second)
+            return super().__getitem__(at)
+
+    drawing._order = Replaced((0, first))
+    assert drawing.batch(0).equal(first)
 
 
 def test_its_indices_are_on_the_cpu_whatever_the_default_device() -> None:
