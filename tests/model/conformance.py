@@ -52,6 +52,7 @@ class NotAllowed(Exception):  # noqa: N818  the name that a reader looks for
 class Follower:
     """What is under way between a group and the lighthouse. `arriving` is in the order in which it was sent."""
 
+    life: str = ""
     incarnation: str = ""
     arriving: deque[tuple[str, Any, int]] = field(default_factory=deque[tuple[str, Any, int]])
     orders: list[tuple[int, str, int]] = field(default_factory=list[tuple[int, str, int]])
@@ -134,16 +135,14 @@ class Conformance:
         follower = self._groups[g]
         match message:
             case session.Hello(participant, levels):
-                if participant.incarnation != follower.incarnation:
+                if participant.incarnation.rpartition(".")[0] != follower.life:
+                    follower.life = participant.incarnation.rpartition(".")[0]
                     self._begin(g, participant.incarnation)
                 self._post(g, "hello", self._report(g, levels))
             case session.Heartbeat(number, levels):
                 self._post(g, "beat", (number, self._report(g, levels), levels.drains))
             case session.JoinRequest(_, participant):
-                if participant.incarnation != follower.incarnation:  # new ranks join in the session of the old ones
-                    self._begin(g, participant.incarnation)
-                    group = self.world.groups[g]
-                    self._post(g, "hello", Report(group.quorum, group.mode, group.granted))
+                self._expect("the incarnation", participant.incarnation, follower.incarnation)
                 self._post(g, "join", self._ask(g, participant))
             case session.WithdrawRequest():
                 self._post(g, "withdraw", None)
@@ -156,22 +155,16 @@ class Conformance:
         self._groups[g].arriving.append((kind, content, self._number))
 
     def _begin(self, g: int, incarnation: str) -> None:
-        """A new manager, or new ranks. The first join shows whether the ranks hold what they held before."""
+        """A new manager. Its first join shows whether its ranks hold what they held before."""
         follower, group = self._groups[g], self.world.groups[g]
-        keeps_manager = incarnation.rpartition(".")[0] == follower.incarnation.rpartition(".")[0]
         follower.incarnation, follower.orders = incarnation, []
-        group.drains = group.has_left = False
-        if group.work:
-            self._go_on(group.work[0])
-        held, first = group.quorum, self._first_join(g, incarnation)
+        first = self._first_join(g, incarnation)
         if first is not None and group.work and group.work[2] == HAS_SUM and first.step == group.work[1] + 1:
             self._do("commit", g)
         if first is not None and first.step and first.step == group.step:
             self._do("restart_manager", g)
         else:
             self._do("kill_group", g)
-        if keeps_manager and held != NOTHING:
-            group.quorum, group.mode = held, REVOKED
 
     def _first_join(self, g: int, incarnation: str) -> Any:
         for _, _, message in self._trace[self._number :]:
