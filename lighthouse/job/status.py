@@ -12,7 +12,6 @@ from types import MappingProxyType
 
 from lighthouse.job import events
 from lighthouse.job.forming import QuorumMachine, leaves_holders_behind, stragglers
-from lighthouse.job.lineage import EARLIER_COUNTS_FOR_S
 from lighthouse.job.progress import Grid, RunRank, grid_of
 from lighthouse.job.records import Group, Heal, Kind, QuorumConfig, Rank, RunName, SavedRun, Verdict
 from lighthouse.job.restarts import RunMachine
@@ -125,10 +124,6 @@ def _awaited(machine: QuorumMachine) -> str:
             return f"more replica groups: allowed sizes are {_sizes(config)}, joined: {names}"
         case Verdict.WAITING_FOR_MEMBERS:
             return f"{_names(machine)}, the members of the quorum, to finish their step"
-        case Verdict.WAITING_FOR_STRAGGLERS if leaves_holders_behind(machine.job):
-            return (
-                f"{_names(machine)}, at most {EARLIER_COUNTS_FOR_S:g} s, because no joined group has the newest state"
-            )
         case Verdict.WAITING_FOR_STRAGGLERS:
             return f"{_names(machine)}, at most {config.join_timeout_s:g} s (--join-timeout)"
         case Verdict.WAITING_FOR_RECALL:

@@ -235,6 +235,7 @@ class TestSeveral:
         before = values(list(model.parameters()))
         assert not together.step()
         assert values(list(model.parameters())) == before
+        back_propagate(model, 1)
         assert together.step()
         back_propagate(plain, 1)
         for each in twins:

@@ -6,7 +6,7 @@ from lighthouse.job.events import QuorumFormed, QuorumResent
 from lighthouse.job.forming import QuorumMachine
 from lighthouse.job.lineage import EARLIER_COUNTS_FOR_S
 from lighthouse.job.records import Verdict
-from lighthouse.job.status import awaited, explain
+from lighthouse.job.status import explain
 from lighthouse_protocol.messages.membership import Quorum
 from tests.lighthouse.sessions import asks, connected, lose, native, opened, pulse, ticked
 
@@ -63,7 +63,6 @@ def test_a_restarted_member_waits_beyond_the_join_timeout_for_those_that_hold_th
     assert formed(beat(machine, 12, (1, 2, 9), start=3)) == []
     assert machine.decision.verdict is Verdict.WAITING_FOR_STRAGGLERS
     assert explain(machine, 12.0) == "waiting for a, b, 590 s more at most; 1 of 3 joined, none with the newest state"
-    assert awaited(machine) == "a, b, at most 600 s, because no joined group has the newest state"
     holder = native("a", step=2082, tag_quorum_id=7, seen_quorum_id=quorum.quorum_id, commit_failures=1)
     [quorum] = formed(machine.handle(asks(5, 1, holder), 13.0))
     assert {member.replica_id: member.step for member in quorum.participants} == {"a": 2082, "c": 0}
