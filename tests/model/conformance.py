@@ -410,6 +410,8 @@ class Conformance:
         self._expect("the quorum of the answer", self._ids[quorum_id], self._leader.quorum)
         if not self.world.is_member(self._leader.quorum, g):
             return self.world.change(self._leader.quorum, is_told=True)  # to a process that has died
+        if self.world.groups[g].mail == self._leader.quorum:
+            return None  # once more, on a newer session
         if not self._search(lambda: self._leader.untold[g], "", may_lose=False):
             self._refuse("it is answered, and has not asked")
         return self._do("tell", 0, g)
