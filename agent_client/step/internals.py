@@ -48,6 +48,7 @@ from agent_client.step.script_check import (
     ScheduleWatch,
     is_in_backward,
     may_skip,
+    refuse_bypassed,
     refuse_live_objects,
     warn_of_split_samplers,
 )
@@ -83,11 +84,6 @@ SKIP_HINT = (
 ONLY_ACCUMULATED = (
     f"{UNAVERAGED}its last backward pass ran under no_sync(): "
     "run the last pass of each step outside of it, including a step with fewer batches at the end of an epoch"
-)
-BYPASSED = (
-    f"{UNAVERAGED}that of {{name}} did not go through the Agent: wrap each module that is trained in "
-    "agent_client.DistributedDataParallel, or in agent_client.replicate if it is sharded, and call the wrapper instead "
-    "of the module. A loop of your own calls agent.all_reduce"
 )
 
 
@@ -576,7 +572,8 @@ class Internals:
         if not self._is_checked:
             refuse_live_objects(self.state, has_reduced=self.progress.numbers.over_groups > 0)
             if self.applies_gradients and machine.failure is None:
-                self._refuse_bypassed()
+                modules = [part.module for part in self.parts]
+                refuse_bypassed(self.state, modules, machine.reductions, self._reductions_of_parts)
             self._is_checked = True
         if not self.runner.requests_late and (moved := self.state.find_moved()):
             self.refuse_catch_up(f"{moved}, which changes in the forward pass")
@@ -586,20 +583,6 @@ class Internals:
                 self.fail_step(f"{moved} changed in the forward pass while a peer read it")
         if self.catch_up is not None and (moved := self.state.find_moved_extra_state()):
             self.refuse_catch_up(f"{moved}, which changes in the forward pass")
-
-    def _refuse_bypassed(self) -> None:
-        """Raise ConfigurationError if a gradient of the first step was not averaged.
-
-        A script that also reduces something itself may have averaged those of modules that it has not wrapped.
-        """
-        reductions = self.machine.reductions
-        if reductions > self._reductions_of_parts or (reductions and self.state.has_shards):
-            return  # FSDP may hold other parameters than the optimizer now
-        wrapped = {id(each) for part in self.parts for each in part.module.parameters()} if reductions else set[int]()
-        names = {id(each): name for name, each in self.state.model.named_parameters()}
-        for each in self.state.optimized():
-            if each.grad is not None and id(each) not in wrapped:
-                raise ConfigurationError(BYPASSED.format(name=names.get(id(each), "a parameter")))
 
     def _end_attempt(self) -> bool:
         machine, comparison = self.machine, self.runner.comparison

@@ -158,6 +158,25 @@ def _refuse_wrapper(wrapper: Any, state: TrainState, *, has_reduced: bool) -> No
         )
 
 
+def refuse_bypassed(state: TrainState, wrapped: Iterable[nn.Module], reductions: int, by_wrapped: int) -> None:
+    """Raise ConfigurationError if a gradient of the first step was not averaged.
+
+    Of the step's `reductions`, the `wrapped` modules have done `by_wrapped`. If the script has done others, it may have
+    averaged the gradients of the other modules.
+    """
+    if reductions > by_wrapped or (reductions and state.has_shards):
+        return  # FSDP may hold other parameters than the optimizer now
+    averaged = {id(each) for module in wrapped for each in module.parameters()} if reductions else set[int]()
+    names = {id(each): name for name, each in state.model.named_parameters()}
+    for each in state.optimized():
+        if each.grad is not None and id(each) not in averaged:
+            raise ConfigurationError(
+                f"{UNAVERAGED}that of {names.get(id(each), 'a parameter')} did not go through the Agent: wrap each "
+                "module that is trained in agent_client.DistributedDataParallel, or in agent_client.replicate if it is "
+                "sharded, and call the wrapper instead of the module. A loop of your own calls agent.all_reduce"
+            )
+
+
 class OptimizerWatch:
     def __init__(self, state: TrainState, applying: Applying) -> None:
         self._state = state

@@ -44,6 +44,7 @@ class ChaosService:
             raise InvalidRequest(f"{request.kind!r} is not one of {', '.join(FaultKind)}", field="kind")
         number = next(self._numbers)
         rank = request.group_rank if request.HasField("group_rank") else None
+        # Writing a FaultOrder would cap a length that has to be refused.
         fault = pb.FaultOrder(
             number=number, kind=request.kind, group_rank=rank, seconds=request.seconds, delay_s=request.delay_s
         )

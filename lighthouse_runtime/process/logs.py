@@ -109,7 +109,7 @@ class _TextFormatter(logging.Formatter):
         fields = _fields(record)
         where = "/".join(str(fields[key]) for key in ("job", "run") if key in fields)
         record.message = f"[{where}] {record.message}" if where else record.message
-        # A message may quote text of callers, which must not look like a log line of its own.
+        # A message may quote a caller's text, which must not look like a separate log line.
         record.message = re.sub(r"\n(?=\S)", "\n    ", record.message)
         return super().formatMessage(record)
 

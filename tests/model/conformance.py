@@ -413,7 +413,7 @@ class Conformance:
         if self.world.groups[g].mail == self._leader.quorum:
             return None  # once more, on a newer session
         if not self._search(lambda: self._leader.untold[g], "", may_lose=False):
-            self._refuse("it is answered, and has not asked")
+            self._refuse("it receives an answer, but has not joined")
         return self._do("tell", 0, g)
 
     # -- what a trace does not show

@@ -485,7 +485,7 @@ class TestNoState:
         stage.machine.record_new_quorum(8, 6, 1001.0, is_new=True, members={})
         assert only(Recovered, stage.machine.record_step_reached(7, 8, 1002.0)).summary.step_s == 2.0
         repeated = stage.machine.record_distrust(stage.group, self.TORN, 1003.0, UNIX_S)
-        assert repeated == [], "also when the others have gone on"
+        assert repeated == [], "even after the others have continued"
 
     def test_after_it_has_healed_the_same_is_another_one(self):
         stage = Stage()
